@@ -9,14 +9,14 @@ from hookline.rl.environments.base import (
     succeeded,
 )
 from hookline.rl.environments.dataset import RewardDataset
-from hookline.rl.environments.reasoning import Reasoning
-from hookline.rl.environments.text_tasks import Arithmetic, Copying, Sorting
+from hookline.rl.environments.text_tasks import Arithmetic, Copying, Lookup, Reasoning, Sorting
 
 __all__ = [
     "ENVIRONMENTS",
     "Arithmetic",
     "Copying",
     "Environment",
+    "Lookup",
     "Reasoning",
     "RewardDataset",
     "Sorting",

@@ -9,7 +9,8 @@ An environment needs a ``name``, `sample` and `score`. Optional parts are used i
 
 All randomness comes from the generator passed in: the same state gives the same tasks.
 
-`TaskSpace` is the base of environments with numbered tasks. Whether a task is held out depends on its id alone, so it
+`TaskSpace` is the base of environments with numbered tasks, and `NumberedTasks` that of those which score episodes
+themselves. Whether a task is held out depends on its id alone, so it
 is the same in every process and run, and stays the same when a dataset grows. A space that would have no tasks to
 train on, or none held out, is rejected when it is built (up to 1,000 tasks) or when it is drawn from.
 """
@@ -27,8 +28,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from hookline._engine.checks import require_integer
 from hookline._engine.errors import ConfigError, OptionError, UnknownNameError
-from hookline._engine.factories import Source, checked_arguments, import_class, split_entry
+from hookline._engine.factories import Source, checked_arguments, import_object, split_entry
 from hookline._engine.registry import Registry
+from hookline.rl.environments.episodes import check_episodes
 from hookline.rl.types import Task
 
 logger = logging.getLogger("hookline")
@@ -91,28 +93,50 @@ def _checked_tasks(returned: Any, method: str) -> list[Task]:
     return tasks
 
 
-def make_environment(given: Any) -> Environment:
+def make_environment(given: Any) -> Any:
     """Build an environment from a name (``"sorting"``) or a mapping of a name to settings; an instance is returned.
 
     >>> make_environment({"sorting": {"length": 3}}).name
     'sorting'
     """
-    if isinstance(given, Environment) and not isinstance(given, type | str | Mapping):
+    if is_environment(given) and not isinstance(given, type | str | Mapping):
+        check_episodes(given)
         return given
     if not isinstance(given, str | Mapping):
         raise OptionError(
             f"{given!r:.200} is not an environment: give a name such as 'sorting', a mapping such as "
-            "{'arithmetic': {'difficulty': 'easy'}}, or an object with name, sample() and score()."
+            "{'arithmetic': {'difficulty': 'easy'}}, or an object with name, sample(), and score(), episode() or "
+            "rollout(). Environments of other projects become one with rl.wrap_environment()."
         )
     name, arguments = split_entry(given, "an environment")
     try:
-        factory = import_class(name, ("sample", "score")) if ":" in name else ENVIRONMENTS.find(name)
+        factory = import_object(name) if ":" in name else ENVIRONMENTS.find(name)
     except UnknownNameError as error:
         raise ConfigError(f"environment: {error}") from error
+    if ":" in name and not (isinstance(factory, type) and callable(getattr(factory, "sample", None))):
+        return _wrapped(factory, arguments, name)
     built = factory(**checked_arguments(factory, arguments, Source(arguments), f"environment.{name}"))
-    if not isinstance(built, Environment):
-        raise ConfigError(f"environment: {name!r} gives {built!r}, which has no name, sample() and score().")
+    if not is_environment(built):
+        raise ConfigError(
+            f"environment: {name!r} gives {built!r}, which has no name, sample(), and score(), episode() or rollout()."
+        )
+    check_episodes(built)
     return built
+
+
+def _wrapped(imported: Any, arguments: Mapping[str, Any], name: str) -> Any:
+    """Return another project's environment, or what makes it, as one of ours."""
+    wrap = import_object("hookline.rl.foreign.wrap:wrap_environment")  # by name: it builds on this module
+    try:
+        return wrap(imported, **arguments)
+    except OptionError as error:
+        raise ConfigError(f"environment: {name!r}: {error}") from error
+
+
+def is_environment(value: Any) -> bool:
+    """Return whether a value has a name and ``sample``, and one of ``score``, ``episode`` and ``rollout``."""
+    has_tasks = hasattr(value, "name") and callable(getattr(value, "sample", None))
+    return has_tasks and any(callable(getattr(value, name, None)) for name in ("score", "episode", "rollout"))
 
 
 class Faults(Counter[str]):
@@ -128,6 +152,12 @@ class Faults(Counter[str]):
                 "Reward of %s: %s. The reward is missing there, and training continues; further failures are only "
                 "counted.", name, problem,
             )  # fmt: skip
+
+
+def faults_of(environment: Any) -> Faults | None:
+    """Return the environment's own counter of failures, if it has one."""
+    faults = getattr(environment, "faults", None)
+    return faults if isinstance(faults, Faults) else None
 
 
 def describe_error(error: BaseException) -> str:
@@ -156,8 +186,8 @@ def is_held_out(task_id: str, share: float) -> bool:
     return int.from_bytes(digest) < share * 2**64
 
 
-class TaskSpace(ABC):
-    """The base of environments with numbered tasks; a subclass defines `size` and `task`.
+class NumberedTasks(ABC):
+    """Draws numbered tasks; a subclass defines `size` and `task`.
 
     A subclass sets its options before it calls ``super().__init__``.
 
@@ -187,14 +217,6 @@ class TaskSpace(ABC):
     @abstractmethod
     def task(self, index: int) -> Task:
         """Return the task with a number from 0 to ``size - 1``; each number has a different task."""
-
-    def score(self, task: Task, completion: str) -> dict[str, float]:
-        """Return 1 for the expected answer, ignoring surrounding white space, and 0 otherwise."""
-        return {CORRECT: float(completion.strip() == task.expected)}
-
-    def succeeded(self, task: Task, rewards: Mapping[str, float]) -> bool:
-        """Return whether the answer is right."""
-        return rewards.get(CORRECT, 0.0) >= 1.0
 
     def sample(self, n: int, rng: random.Random) -> list[Task]:
         """Return ``n`` tasks that are not held out; a task repeats only after all others were drawn."""
@@ -246,3 +268,15 @@ class TaskSpace(ABC):
             f"held_out_share={self.held_out_share!r}. Give settings with more tasks, another share, or "
             "held_out_share=0 to hold nothing out."
         )
+
+
+class TaskSpace(NumberedTasks):
+    """The base of environments with numbered tasks and exact answers; a subclass defines `size` and `task`."""
+
+    def score(self, task: Task, completion: str) -> dict[str, float]:
+        """Return 1 for the expected answer, ignoring surrounding white space, and 0 otherwise."""
+        return {CORRECT: float(completion.strip() == task.expected)}
+
+    def succeeded(self, task: Task, rewards: Mapping[str, float]) -> bool:
+        """Return whether the answer is right."""
+        return rewards.get(CORRECT, 0.0) >= 1.0

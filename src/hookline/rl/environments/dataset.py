@@ -1,22 +1,24 @@
 """`RewardDataset`: a dataset whose completions are scored by reward functions in the style of TRL.
 
 A reward function is ``(prompts, completions, **columns) -> list[float | None]``, called with keyword arguments: a list
-for every column of the dataset except ``prompt``, with None for rows without that column. A returned number is the
-reward; None means no reward. If a function raises or does not return one value per completion, all its rewards of that
-call are missing; a value that is NaN, infinite or not a number is a missing reward. Both are counted in ``faults``
-under the function's name, and the first is logged.
+for every column of the dataset except ``prompt``, with None for rows without that column. Prompts and completions are
+texts, or lists of messages if the prompts of the dataset are. A returned number is the reward; None means no reward. If
+a function raises or does not return one value per completion, all its rewards of that call are missing; a value that is
+NaN, infinite or not a number is a missing reward. Both are counted in ``faults`` under the function's name, and the
+first is logged.
 """
 
-import functools
 import inspect
 import json
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hookline._engine.errors import OptionError, UnknownNameError
 from hookline._engine.factories import import_object
+from hookline._record.chats import is_chat, prompt_text
+from hookline.rl.chat_format import check_messages
 from hookline.rl.environments.base import (
     HELD_OUT_SHARE,
     SOLVED,
@@ -25,6 +27,7 @@ from hookline.rl.environments.base import (
     finite_reward,
     register_environment,
 )
+from hookline.rl.rewards.batch import function_name
 from hookline.rl.types import Task
 
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -36,10 +39,11 @@ class RewardDataset(TaskSpace):
     """Prompts from the rows of a dataset, and functions that score the completions.
 
     Args:
-        dataset: The rows, each with a ``prompt``, usually an ``answer``, and any other columns; or the path of a
-            ``.jsonl`` file.
+        dataset: The rows, each with a ``prompt`` (a text, or a list of messages), usually an ``answer``, and any other
+            columns; or the path of a ``.jsonl`` file.
         rewards: The functions, or their import paths: ``"package.module:function"``. Each reward is named after its
             function.
+        tools: Functions that the policy may call before it answers, or their import paths.
         success_total: The total reward from which a task counts as solved.
         held_out_share: The share of rows, by prompt and answer, that is never trained on.
     """
@@ -51,14 +55,18 @@ class RewardDataset(TaskSpace):
         dataset: Any,
         rewards: Any,
         *,
+        tools: Sequence[Any] = (),
         success_total: float = SOLVED,
         held_out_share: float = HELD_OUT_SHARE,
     ) -> None:
-        rows = _read(Path(dataset)) if isinstance(dataset, str | Path) else _listed(dataset)
-        self._tasks = [_task(row, index) for index, row in enumerate(rows)]
+        self._tasks = [_task(row, index) for index, row in enumerate(rows_of(dataset))]
         self._columns = list(dict.fromkeys(column for task in self._tasks for column in task.metadata))
         if clash := RESERVED & {*self._columns}:
             raise OptionError(f"dataset: the column {min(clash)!r} has the name of another argument. Rename it.")
+        self.scores_messages = any(task.messages is not None for task in self._tasks)
+        if self.scores_messages and any(task.messages is None for task in self._tasks):
+            raise OptionError("dataset: some prompts are texts and others lists of messages: give one kind.")
+        self.tools = [_function(each, "tools") for each in tools]
         self.rewards = _functions(rewards, self._columns)
         self.success_total = success_total
         super().__init__(held_out_share)
@@ -70,11 +78,11 @@ class RewardDataset(TaskSpace):
     def task(self, index: int) -> Task:
         return self._tasks[index]
 
-    def score(self, task: Task, completion: str) -> dict[str, float]:
+    def score(self, task: Task, completion: Any) -> dict[str, float]:
         """Return the reward of each function."""
         return self.score_many([task], [completion])[0]
 
-    def score_many(self, tasks: Sequence[Task], completions: Sequence[str]) -> list[dict[str, float]]:
+    def score_many(self, tasks: Sequence[Task], completions: Sequence[Any]) -> list[dict[str, float]]:
         """Return the rewards of several completions, calling each function once."""
         scores: list[dict[str, float]] = [{} for _ in tasks]
         for name, function in self.rewards.items():
@@ -89,12 +97,13 @@ class RewardDataset(TaskSpace):
         return sum(rewards.values()) >= self.success_total
 
     def _values(
-        self, name: str, function: RewardFunction, tasks: Sequence[Task], completions: Sequence[str]
+        self, name: str, function: RewardFunction, tasks: Sequence[Task], completions: Sequence[Any]
     ) -> Sequence[Any]:
         """Return one value per completion; None for all of them if the function fails."""
         columns = {column: [task.metadata.get(column) for task in tasks] for column in self._columns}
         try:
-            returned = function(prompts=[task.prompt for task in tasks], completions=list(completions), **columns)
+            prompts = [task.messages if self.scores_messages else task.prompt for task in tasks]
+            returned = function(prompts=prompts, completions=list(completions), **columns)
             values = None if isinstance(returned, str | bytes | Mapping) else list(returned)
             if values is not None and len(values) == len(tasks):
                 return values
@@ -105,20 +114,35 @@ class RewardDataset(TaskSpace):
         return [None] * len(tasks)
 
 
-def _read(path: Path) -> list[Mapping[str, Any]]:
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line of a JSON Lines file; blank lines are skipped.
+
+    Raises:
+        OptionError: The file cannot be read, or a line is not JSON.
+    """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would split inside of strings
     except OSError as error:
-        raise OptionError(f"dataset: {path}: cannot be read: {error.strerror}.") from error
+        raise OptionError(f"{path}: cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise OptionError(f"dataset: {path}: is not UTF-8 text (byte {error.start}).") from error
-    rows = []
+        raise OptionError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
     for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise OptionError(f"{path}:{number}: is not valid JSON: {error.msg}.") from error
+            yield number, value
+
+
+def rows_of(dataset: Any) -> list[Mapping[str, Any]]:
+    """Return the rows of a dataset: a list or another iterable of rows, or the path of a ``.jsonl`` file."""
+    if isinstance(dataset, str | Path):
         try:
-            rows += [json.loads(line)] if line.strip() else []
-        except json.JSONDecodeError as error:
-            raise OptionError(f"dataset: {path}:{number}: is not valid JSON: {error.msg}.") from error
-    return _listed(rows)
+            return _listed([row for _, row in json_lines(Path(dataset))])
+        except OptionError as error:
+            raise OptionError(f"dataset: {error}") from error
+    return _listed(dataset)
 
 
 def _listed(rows: Any) -> list[Mapping[str, Any]]:
@@ -131,14 +155,17 @@ def _listed(rows: Any) -> list[Mapping[str, Any]]:
 
 
 def _task(row: Any, index: int) -> Task:
-    if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str) or not all(type(k) is str for k in row):
+    prompt = row.get("prompt") if isinstance(row, Mapping) else None
+    messages = check_messages(prompt, "prompt") if prompt and is_chat(prompt) else None
+    if not (isinstance(prompt, str) or messages) or not all(type(key) is str for key in row):
         raise OptionError(
-            f"dataset: row {index} is {row!r:.200}, where a mapping of columns with a text as its 'prompt' is "
-            "accepted. Write conversations out as text with the chat template first."
+            f"dataset: row {index} is {row!r:.200}, where a mapping of columns with a text or a list of messages as "
+            "its 'prompt' is accepted."
         )
     answer = row.get("answer")
     columns = {key: value for key, value in row.items() if key != "prompt"}
-    return Task(row["prompt"], None if answer is None else str(answer), metadata=columns)
+    text = str(prompt) if messages is None else prompt_text(messages)
+    return Task(text, None if answer is None else str(answer), metadata=columns, messages=messages)
 
 
 def _functions(given: Any, columns: Sequence[str]) -> dict[str, RewardFunction]:
@@ -146,8 +173,8 @@ def _functions(given: Any, columns: Sequence[str]) -> dict[str, RewardFunction]:
     if not functions:
         raise OptionError("rewards: give at least one reward function.")
     named: dict[str, RewardFunction] = {}
-    for function in map(_function, functions):
-        name = _name(function)
+    for function in (_function(each, "rewards") for each in functions):
+        name = function_name(function)
         if name in named:
             raise OptionError(f"rewards: two functions are called {name!r}. Rename one: they name the rewards.")
         _require_callable(name, function, columns)
@@ -155,21 +182,15 @@ def _functions(given: Any, columns: Sequence[str]) -> dict[str, RewardFunction]:
     return named
 
 
-def _function(given: Any) -> Any:
+def _function(given: Any, option: str) -> Any:
     if not isinstance(given, str):
         return given
     if ":" not in given:
-        raise OptionError(f"rewards: {given!r} is not an import path: give 'package.module:function'.")
+        raise OptionError(f"{option}: {given!r} is not an import path: give 'package.module:function'.")
     try:
         return import_object(given)
     except UnknownNameError as error:
-        raise OptionError(f"rewards: {error}") from error
-
-
-def _name(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return str(getattr(function, "__name__", type(function).__name__))
+        raise OptionError(f"{option}: {error}") from error
 
 
 def _require_callable(name: str, function: Any, columns: Sequence[str]) -> None:

@@ -3,22 +3,26 @@
 The completions of a prompt depend on the weights, the seed and the prompt's index, not on the batch it is in; no global
 random state is read or changed. Dropout is off while it generates, and every module keeps its mode.
 
-`Decoder` samples the tokens rather than ``model.generate``, which draws from the global random state, returns no
-log-probabilities of the sampled distribution without keeping the scores of every step, and takes 1.6 times as long for
-a small model.
+`generate` makes all completions of a list of prompts. `open_batch` generates for requests that arrive while others are
+still being generated; see `hookline.rl.policies.batching`.
 """
 
-import inspect
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 from hookline._engine.checks import require_integer
 from hookline._engine.errors import MissingExtraError, OptionError
+from hookline._engine.torch_models import forward_parameters, is_adapted, trained_state
+from hookline._record.tokens import token_texts
 from hookline.loops.backends import check_device
 from hookline.loops.training_step import set_to_evaluate
-from hookline.rl.policies.base import StopTexts, check_request, derived_seed
+from hookline.rl.chat_format import ChatFormat
+from hookline.rl.policies.base import Prompt, StopTexts, check_request, derived_seed, with_first_token
+from hookline.rl.policies.captured import can_capture, generate_captured
 from hookline.rl.policies.decoding import Decoder, Row, StopCriteria, device_of
+from hookline.rl.policies.hf_batch import HFBatch
 from hookline.rl.types import Completion, Sampling
 
 try:
@@ -29,7 +33,7 @@ except ImportError as error:
 
 
 class HFPolicy:
-    """Generates with a model of transformers.
+    """Generates with a transformers model.
 
     The model may be the one that is being trained: then it always has the newest weights, and `load_weights` only sets
     the version.
@@ -49,13 +53,18 @@ class HFPolicy:
         self.model = model if device is None else model.to(check_device(device))
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self._accepted = frozenset(inspect.signature(model.forward).parameters)
+        self._accepted = forward_parameters(model)
         self._version = 0
 
     @property
     def version(self) -> int:
         """The version of the weights; 0 until weights are loaded."""
         return self._version
+
+    @property
+    def weights_format(self) -> Literal["model", "merged"]:
+        """The form of weights that `load_weights` takes: with adapters only if its own model has such."""
+        return "model" if is_adapted(self.model) else "merged"
 
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into the model.
@@ -65,14 +74,27 @@ class HFPolicy:
         """
         require_integer("version", version, minimum=0)
         own = self.model.state_dict()
-        _check_weights(own, weights)
+        _check_weights(own, trained_state(self.model), weights)
         with torch.no_grad():
             for name, tensor in weights.items():
-                own[name].copy_(tensor)
+                if own[name].data_ptr() != tensor.data_ptr():  # those of the model itself are there already
+                    own[name].copy_(tensor)
         self._version = version
 
-    def generate(self, prompts: Sequence[str], n: int, sampling: Sampling) -> list[list[Completion]]:
-        """Generate ``n`` completions for each prompt; at temperature 0 they are equal.
+    @cached_property
+    def chat_format(self) -> ChatFormat:
+        """How chats become tokens: by the chat template of the tokenizer."""
+        return ChatFormat(self.tokenizer)
+
+    @property
+    def context_length(self) -> int | None:
+        """The largest number of tokens of prompt and completion together; None if the model does not limit it."""
+        config = self.model.config
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        return getattr(config, "max_position_embeddings", None)
+
+    def generate(self, prompts: Sequence[Prompt], n: int, sampling: Sampling) -> list[list[Completion]]:
+        """Generate ``n`` completions for each prompt, a text or a list of token ids; at temperature 0 they are equal.
 
         A completion also ends at the last position of the model.
 
@@ -80,10 +102,8 @@ class HFPolicy:
             OptionError: A prompt is too long for a completion.
             PolicyError: The model returns NaN.
         """
-        encoded = self._encode(check_request(prompts, n))
-        criteria = StopCriteria(
-            sampling, self._end_tokens(sampling), StopTexts(sampling.stop, self._decode), self._positions()
-        )
+        encoded = self.encode(check_request(prompts, n))
+        criteria = self.stop_criteria(sampling)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         distinct = n if sampling.temperature else 1
         groups: list[list[Completion]] = [[] for _ in encoded]
@@ -91,40 +111,55 @@ class HFPolicy:
             for indices, copies in self._batches(encoded, distinct):
                 noise = self._noise(seed, indices, copies, criteria.max_tokens) if sampling.temperature else None
                 batch = [encoded[index] for index in indices]
-                decoder = Decoder(self.model, self._accepted, batch, pad_id=self.tokenizer.pad_token_id or 0)
-                completions = self._completions(decoder.generate(len(copies), noise, criteria))
+                rows = [Row(prompt, criteria) for prompt in batch for _ in copies]
+                decoder = self.decoder(batch)
+                logits = decoder.prefill(len(copies))
+                generate = generate_captured if can_capture(decoder, criteria.max_tokens) else Decoder.generate
+                generate(decoder, logits, rows, noise, criteria)
+                completions = self.completions(rows)
                 for number, index in enumerate(indices):
                     groups[index] += completions[number * len(copies) : (number + 1) * len(copies)]
         return [group * (n // distinct) for group in groups]
 
-    def _encode(self, prompts: list[str]) -> list[list[int]]:
-        if not prompts:
-            return []
-        positions = self._positions()
-        encoded = [self._with_first_token(ids) for ids in self.tokenizer(prompts)["input_ids"]]
-        for index, ids in enumerate(encoded):
+    def open_batch(self, sampling: Sampling) -> HFBatch:
+        """Return a batch of requests with the temperature and top-p of ``sampling``, which others can join."""
+        return HFBatch(self, sampling)
+
+    def decoder(self, prompts: list[list[int]]) -> Decoder:
+        """Return a decoder of tokenized prompts."""
+        return Decoder(self.model, self._accepted, prompts, pad_id=self.tokenizer.pad_token_id or 0)
+
+    def stop_criteria(self, sampling: Sampling) -> StopCriteria:
+        """Return when completions of these settings end."""
+        stop_texts = StopTexts(sampling.stop, self._decode)
+        return StopCriteria(sampling, self._end_tokens(sampling), stop_texts, self.context_length)
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Return the tokens of each prompt; a list of token ids is used unchanged.
+
+        Raises:
+            OptionError: A prompt is too long for a completion, or has a token that the model does not have.
+        """
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        of_texts = iter(self.tokenizer(texts)["input_ids"] if texts else ())
+        encoded = [
+            with_first_token(self.tokenizer, next(of_texts)) if isinstance(prompt, str) else list(prompt)
+            for prompt in prompts
+        ]
+        positions, vocabulary = self.context_length, self.model.get_input_embeddings().weight.shape[0]
+        for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
             if positions is not None and len(ids) >= positions:
+                shown = f", {prompt[:40]!r}...," if isinstance(prompt, str) else ""
                 raise OptionError(
-                    f"prompts[{index}], {prompts[index][:40]!r}..., has {len(ids)} tokens, the model {positions} "
-                    f"positions: give a prompt of at most {positions - 1} tokens, which leaves room for one."
+                    f"prompts[{index}]{shown} has {len(ids)} tokens, the model {positions} positions: give a prompt of "
+                    f"at most {positions - 1} tokens, which leaves room for one."
+                )
+            if not isinstance(prompt, str) and not 0 <= min(ids) <= max(ids) < vocabulary:
+                raise OptionError(
+                    f"prompts[{index}] has tokens from {min(ids)} to {max(ids)}, the model from 0 to {vocabulary - 1}: "
+                    "give token ids of the model's own tokenizer."
                 )
         return encoded
-
-    def _with_first_token(self, ids: list[int]) -> list[int]:
-        bos = self.tokenizer.bos_token_id
-        if bos is not None and ids[:2] == [bos, bos]:
-            return ids[1:]
-        if ids:
-            return ids
-        first = bos if bos is not None else self.tokenizer.eos_token_id
-        if first is None:
-            raise OptionError("An empty prompt has no first token: the tokenizer has neither BOS nor EOS.")
-        return [first]
-
-    def _positions(self) -> int | None:
-        config = self.model.config
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        return getattr(config, "max_position_embeddings", None)
 
     def _end_tokens(self, sampling: Sampling) -> frozenset[int]:
         """Return the end tokens of the model and the tokenizer, and stop texts that are special tokens."""
@@ -150,7 +185,8 @@ class HFPolicy:
         ]
         return torch.cat(drawn).to(device_of(self.model))
 
-    def _completions(self, rows: list[Row]) -> list[Completion]:
+    def completions(self, rows: list[Row]) -> list[Completion]:
+        """Return rows as completions, with their texts."""
         texts = self.tokenizer.batch_decode(
             [row.tokens for row in rows], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -159,25 +195,29 @@ class HFPolicy:
     def _decode(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token; for `RolloutConfig(tokens=...)`."""
 
-def _check_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    problems = [_weight_problem(name, own, tensor) for name, tensor in weights.items()]
+        def decode(some: list[int]) -> str:
+            return str(self.tokenizer.decode(some, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+        return token_texts(ids, decode)
+
+
+def _check_weights(own: Mapping[str, Tensor], needed: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    problems: list[str] = []
+    for name, tensor in weights.items():
+        if name not in own:
+            problems.append(f"{name!r} is not in it")
+        elif not isinstance(tensor, Tensor):
+            problems.append(f"{name!r} is {type(tensor).__name__}, not a tensor")
+        elif tensor.shape != own[name].shape:
+            problems.append(f"{name!r} has shape {tuple(tensor.shape)}, not {tuple(own[name].shape)}")
     given = {own[name].data_ptr() for name in weights if name in own}  # a tied weight has several names
-    problems += [f"{name!r} is missing" for name, tensor in own.items() if tensor.data_ptr() not in given]
-    wrong = [problem for problem in problems if problem]
-    if wrong:
-        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    problems += [f"{name!r} is missing" for name, tensor in needed.items() if tensor.data_ptr() not in given]
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise OptionError(
-            f"weights do not fit the model: {'; '.join(wrong[:5])}{more}. Give the state_dict() of the same model; "
+            f"weights do not fit the model: {'; '.join(problems[:5])}{more}. Give the state_dict() of the same model; "
             "nothing was loaded."
         )
-
-
-def _weight_problem(name: str, own: Mapping[str, Tensor], tensor: Any) -> str:
-    if name not in own:
-        return f"{name!r} is not in it"
-    if not isinstance(tensor, Tensor):
-        return f"{name!r} is {type(tensor).__name__}, not a tensor"
-    if tensor.shape != own[name].shape:
-        return f"{name!r} has shape {tuple(tensor.shape)}, not {tuple(own[name].shape)}"
-    return ""

@@ -6,6 +6,7 @@ the next step; otherwise from an argument or column ``step``; otherwise it is un
 model of TRL's trainer, to which the ``log_metric`` argument is bound, is not in training mode.
 """
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from typing import Any
 
 from hookline._engine.errors import HooklineError
 from hookline._engine.metrics import plain, whole
-from hookline.logging.completions import completion_text, extract_reasoning_and_answer, prompt_text
+from hookline._record.chats import as_chat, completion_text, prompt_text
+from hookline.logging.payloads import extract_reasoning_and_answer
 from hookline.rl.types import Task
 
 EXPECTED_COLUMNS = ("expected", "answer", "solution", "ground_truth", "target")
@@ -33,6 +35,8 @@ class RewardCall:
     Attributes:
         steps: The step of each sample, as a number of completed steps.
         axis: "train" or "eval".
+        prompt_chats: The messages of each prompt that is a chat; None for the others.
+        completion_chats: The same for the completions.
     """
 
     completions: list[str]
@@ -41,6 +45,8 @@ class RewardCall:
     ids: list[str] | None = None
     steps: list[int] | None = None
     axis: str = "train"
+    prompt_chats: list[Any] | None = None
+    completion_chats: list[Any] | None = None
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any], expected: str | None = None) -> "RewardCall | None":
@@ -64,7 +70,22 @@ class RewardCall:
             None if ids is None else [str(plain(each)) for each in ids],
             steps,
             axis,
+            None if prompts is None else [as_chat(each) for each in prompts],
+            [as_chat(each) for each in arguments["completions"]],
         )
+
+    def chats_of(self, index: int) -> dict[str, Any]:
+        """Return the messages of a sample as fields of a row, where it has any."""
+        given = {"prompt_messages": self.prompt_chats, "completion_messages": self.completion_chats}
+        return {name: chats[index] for name, chats in given.items() if chats is not None and chats[index] is not None}
+
+
+def function_name(function: Any) -> str:
+    """Return the name of a function, of the function inside a partial, or of an object's class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
 
 
 def expected_column(arguments: Mapping[str, Any], wanted: str | None = None) -> str | None:
@@ -182,6 +203,7 @@ class RewardBatch:
             prompts=call.prompts if mine.prompts is None else mine.prompts,
             expected=call.expected if mine.expected is None else mine.expected,
             ids=call.ids if mine.ids is None else mine.ids,
+            prompt_chats=call.prompt_chats if mine.prompt_chats is None else mine.prompt_chats,
         )
 
     def is_complete(self, members: Collection[str]) -> bool:
@@ -208,6 +230,7 @@ class RewardBatch:
                 "rewards": rewards,
                 "total": sum(weighted) if weighted else None,
                 "reward_errors": dict(self.errors) or None,
+                **self.call.chats_of(index),
             }
             rows.append({key: value for key, value in row.items() if value is not None})
         return rows

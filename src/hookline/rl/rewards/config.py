@@ -20,7 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from hookline._engine.errors import ConfigError, closest
-from hookline.config.structs import CheckedStruct, to_struct
+from hookline.config.loading import CheckedStruct, to_struct
 from hookline.rl.rewards.library import (
     AntiRepetition,
     Correctness,
@@ -74,7 +74,7 @@ class RewardConfig(CheckedStruct, kw_only=True):
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """Load the settings from a YAML, TOML or JSON file, with overrides such as ``"correctness.reward=1"``."""
-        from hookline.config.structs import load_config
+        from hookline.config.loading import load_config
 
         return load_config(path, cls, overrides)
 

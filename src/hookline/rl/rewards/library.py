@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from hookline._engine.errors import OptionError, closest
 from hookline._engine.metrics import plain
-from hookline.config.structs import CheckedStruct
-from hookline.logging.completions import completion_text, extract_reasoning_and_answer, is_chat, prompt_text
+from hookline._record.chats import completion_text, is_chat, prompt_text
+from hookline.config.loading import CheckedStruct
+from hookline.logging.payloads import extract_reasoning_and_answer
 from hookline.rl.rewards.batch import EXPECTED_COLUMNS, expected_column
 
 __all__ = [
@@ -348,25 +349,22 @@ class SoftFormat(TextReward, kw_only=True):
 
     reward_name = "soft_format"
     __name__ = "soft_format_reward_func"
+    _matches = _SOFT.search
 
     def _score(self, text: str) -> float:
-        return self.reward if _SOFT.search(text) else 0.0
+        return self.reward if self._matches(text) else 0.0
 
 
-class StrictFormat(TextReward, kw_only=True):
+class StrictFormat(SoftFormat, kw_only=True):
     """Rewards one reasoning and one answer, each tag on its own line, and nothing else: ``reward`` or 0.
 
     Args:
         reward: For the right format.
     """
 
-    reward: float = 0.5
-
     reward_name = "strict_format"
     __name__ = "strict_format_reward_func"
-
-    def _score(self, text: str) -> float:
-        return self.reward if _STRICT.fullmatch(text) else 0.0
+    _matches = _STRICT.fullmatch
 
 
 class XMLCount(TextReward, kw_only=True):

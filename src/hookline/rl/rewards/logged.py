@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args, overload
 
 from hookline._engine.binding import is_async
 from hookline._engine.errors import DuplicateError, OptionError
-from hookline.rl.rewards.batch import RewardBatch, RewardCall, Values, read_values
+from hookline.rl.rewards.batch import RewardBatch, RewardCall, Values, function_name, read_values
 from hookline.rl.rewards.recording import BatchCollector, checked_destination, shared_collector, should_log
 from hookline.rl.rewards.statistics import statistics_of
 
@@ -53,7 +53,7 @@ class LoggedReward:
         self._function: RewardFunction = function._function if isinstance(function, LoggedReward) else function
         function = self._function
         functools.update_wrapper(self, function, updated=())
-        self.__name__ = _function_name(function)
+        self.__name__ = function_name(function)
         self.name = name
         self.on_error = on_error
         self._collector, self._expected = collector, expected
@@ -262,19 +262,12 @@ def _require_on_error(on_error: Any) -> None:
         raise OptionError(f"on_error={on_error!r}: give 'raise' or 'skip'.")
 
 
-def _function_name(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__name__", None)
-    return name if isinstance(name, str) else type(function).__name__
-
-
 def _reward_name(function: Any) -> str:
     """Return the default name of a function's rewards."""
     if isinstance(function, LoggedReward):
         return function.name
     own = getattr(function, "reward_name", None)
-    return own if isinstance(own, str) else _function_name(function)
+    return own if isinstance(own, str) else function_name(function)
 
 
 def _is_model(function: Any) -> bool:

@@ -2,17 +2,20 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
+from hookline._engine.defaults import NAME_VARIABLE, PROJECT, ROOT, Default
 from hookline._engine.errors import OptionError, closest
-from hookline._engine.rng import Kind
+from hookline._engine.hooks import GeneratorKind
+from hookline._record.console_capture import ConsoleMode
 from hookline._record.journal import Durability
-from hookline.config.structs import CheckedStruct
+from hookline._record.source_code import Code
+from hookline.config.loading import CheckedStruct
 from hookline.loops.run_sinks import DRAIN_SECONDS, DeliveryMode
 from hookline.rl.environments.base import make_environment
 from hookline.rl.types import Sampling
@@ -95,7 +98,7 @@ class CurriculumConfig(CheckedStruct):
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """Load the settings from a YAML, TOML or JSON file, with overrides such as ``"window=50"``."""
-        from hookline.config.structs import load_config
+        from hookline.config.loading import load_config
 
         return load_config(path, cls, overrides)
 
@@ -129,6 +132,17 @@ def _require_reachable(lessons: Sequence[Lesson]) -> None:
         ) from None
 
 
+_ROLLOUT_MINIMUMS = {
+    "prompts": 1,
+    "group_size": 1,
+    "max_turns": 1,
+    "max_episode_tokens": 1,
+    "max_open_episodes": 1,
+    "samples": 0,
+    "failures": 1,
+}
+
+
 class RolloutConfig(CheckedStruct, kw_only=True):
     """How rollouts are made.
 
@@ -137,16 +151,27 @@ class RolloutConfig(CheckedStruct, kw_only=True):
         group_size: The number of completions of each task.
         temperature: The sampling temperature; 0 selects the most likely token.
         top_p: The probability of the nucleus that tokens are sampled from.
-        max_tokens: The largest number of tokens of a completion.
+        max_tokens: The largest number of tokens of a completion; in an episode, of a turn.
         stop: Texts that end a completion.
+        max_turns: The largest number of turns of the policy in an episode.
+        max_episode_tokens: The largest number of tokens of an episode after its prompt, those of tools and other
+            messages included; None leaves it to the model.
+        environment_seconds: The time limit of an environment between two turns of the policy, whatever it does then;
+            None waits indefinitely.
+        episode_seconds: The time limit of a whole episode; None waits indefinitely. It includes the time of the policy,
+            which depends on how many other episodes there are.
+        max_open_episodes: The largest number of episodes that run at the same time.
+        chat_template_kwargs: Variables of the chat template, such as ``{"enable_thinking": False}``.
         reward_weights: The weight of each reward in the total; 1 by default.
-        scale_advantages: Divide advantages by the standard deviation of their group.
         scoring_seconds: The time limit for scoring one completion, or a whole step if the environment scores batches
             (``dataset``); None waits indefinitely.
         samples: The number of rollouts of a step that are recorded with their texts; None records all.
+        tokens: The share of these samples that are recorded with what is known about each token, see `hookline.Tokens`.
         failures: The worker gives up after this many steps in a row without any completion.
         hook_rng: The library of the generator in ``context.rng`` of hooks; with ``"jax"`` it is a key.
     """
+
+    renamed: ClassVar[Mapping[str, str]] = {"scale_advantages": "GRPOConfig.scale_rewards"}
 
     prompts: int = 8
     group_size: int = 8
@@ -154,23 +179,31 @@ class RolloutConfig(CheckedStruct, kw_only=True):
     top_p: float = 1.0
     max_tokens: int = 64
     stop: list[str] = msgspec.field(default_factory=list)
+    max_turns: int = 16
+    max_episode_tokens: int | None = None
+    environment_seconds: float | None = 600.0
+    episode_seconds: float | None = None
+    max_open_episodes: int = 256
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
     reward_weights: dict[str, float] = msgspec.field(default_factory=dict)
-    scale_advantages: bool = True
     scoring_seconds: float | None = None
     samples: int | None = 16
+    tokens: float = 0.0
     failures: int = 10
-    hook_rng: Kind = "python"
+    hook_rng: GeneratorKind = "python"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in {"prompts": 1, "group_size": 1, "samples": 0, "failures": 1}.items():
+        for name, least in _ROLLOUT_MINIMUMS.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise OptionError(f"{type(self).__name__}({name}={value!r}): give a whole number of at least {least}.")
-        if self.scoring_seconds is not None and not 0 < self.scoring_seconds <= threading.TIMEOUT_MAX:
-            raise OptionError(
-                f"RolloutConfig(scoring_seconds={self.scoring_seconds!r}): give a number above 0, or None to wait."
-            )
+        if not 0 <= self.tokens <= 1:
+            raise OptionError(f"{type(self).__name__}(tokens={self.tokens!r}): give a share from 0 to 1.")
+        for name in ("scoring_seconds", "environment_seconds", "episode_seconds"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds <= threading.TIMEOUT_MAX:
+                raise OptionError(f"RolloutConfig({name}={seconds!r}): give a number above 0, or None to wait.")
         for name, weight in self.reward_weights.items():
             if not math.isfinite(weight):
                 raise OptionError(f"RolloutConfig(reward_weights={{{name!r}: {weight!r}}}): give finite numbers.")
@@ -204,6 +237,14 @@ class RolloutWorkerConfig(CheckedStruct, kw_only=True):
         durability: What survives a power failure, besides checkpoints: with "checkpoint", everything recorded before
             the last one; with "power", everything but about the last second; with "process", whatever the operating
             system had written.
+        console: Whether to record what the process prints, and at which level: True, False, "fd" or "python".
+        code: How much of the code is recorded besides the git commit: "diff" the changes against it, "all" untracked
+            files too, "none" nothing.
+        redact: A function that is called with every text before it is recorded, a regular expression whose matches are
+            replaced, "module:function", or a list of these; False also records well-known secrets.
+        control: Whether the owner of the run may send commands to it while it runs.
+        resume_commands: "apply" repeats the commands that were applied after the resumed checkpoint, at the same
+            steps; "drop" does not.
         strict: Let exceptions of observers propagate.
         summary: Print a summary at the end of the run.
     """
@@ -212,11 +253,11 @@ class RolloutWorkerConfig(CheckedStruct, kw_only=True):
     policy: Any = None
     rollout: RolloutConfig = msgspec.field(default_factory=RolloutConfig)
     max_steps: int | None = None
-    name: str = "rollouts"
-    project: str = "default"
+    name: str = Default("rollouts", NAME_VARIABLE)
+    project: str = PROJECT
     tags: Sequence[str] = ()
     notes: str = ""
-    output_dir: str | None = "runs"
+    output_dir: str | None = ROOT
     seed: int = 0
     resume: str | None = None
     callbacks: Any = ()
@@ -224,5 +265,10 @@ class RolloutWorkerConfig(CheckedStruct, kw_only=True):
     delivery: DeliveryMode = "thread"
     drain_seconds: float = DRAIN_SECONDS
     durability: Durability = "checkpoint"
+    console: ConsoleMode = True
+    code: Code = "diff"
+    redact: Any = None
+    control: bool | Literal["own"] = True
+    resume_commands: Literal["apply", "drop"] = "apply"
     strict: bool = False
     summary: bool = True

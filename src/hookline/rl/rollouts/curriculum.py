@@ -121,6 +121,13 @@ class Curriculum:
             probabilities |= {key: self._progress[key].weight / total * share for key in ids}
         return probabilities
 
+    def metrics(self) -> dict[str, float]:
+        """Return the probability of each lesson to be drawn next, and the success rate of those with results."""
+        probabilities = self.probabilities()
+        values = {f"curriculum/{key}/probability": probabilities.get(key, 0.0) for key in self._progress}
+        rates = {f"curriculum/{key}/success_rate": each.rate for key, each in self._progress.items()}
+        return values | {name: rate for name, rate in rates.items() if rate is not None}
+
     def sample_lesson(self, rng: random.Random | None = None) -> Lesson:
         """Draw the next lesson; without a generator, from the seed and the number of draws so far."""
         if rng is None:

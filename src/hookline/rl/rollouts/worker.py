@@ -13,40 +13,52 @@ own: a worker with other hooks, or a resumed one, makes the same rollouts.
 import logging
 import random
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hookline._engine.errors import OptionError
 from hookline._engine.hook_manager import RUN_HOOK, HookManager, HookValue
-from hookline._engine.hooks import Hook, HookContext, as_hook_list
-from hookline._engine.metrics import collect, copied
-from hookline._engine.rng import make as make_generator
+from hookline._engine.hooks import Hook, HookContext, as_hook_list, make_generator
+from hookline._engine.metrics import CapturedMedia, MetricsRow, collect, copied
 from hookline._engine.state import LoopArtifacts, ManifestRow
+from hookline._engine.subscriber_list import SubscriberList
 from hookline._record.device import defer
+from hookline._record.tokens import Tokens
 from hookline.loops.loop import EVALUATIONS
+from hookline.loops.options import options_of
 from hookline.loops.session import Session
-from hookline.rl.environments.base import (
-    Environment,
-    Faults,
-    describe_error,
-    evaluation_tasks,
-    finite_reward,
-    succeeded,
-    training_tasks,
-)
+from hookline.rl.environments.base import Faults, describe_error, evaluation_tasks, faults_of, training_tasks
 from hookline.rl.hooks import create_default_evaluation_hooks
-from hookline.rl.policies.base import Policy, PolicyError
+from hookline.rl.policies.base import AsyncPolicy, Policy, PolicyError
 from hookline.rl.rollouts.config import Lesson, RolloutConfig, RolloutWorkerConfig
 from hookline.rl.rollouts.curriculum import Curriculum
-from hookline.rl.rollouts.metrics import group_advantages, rollout_metrics
-from hookline.rl.rollouts.scoring import RewardWeights, score_batch
-from hookline.rl.types import Completion, Rollout, Task
+from hookline.rl.rollouts.rollout_maker import Made, RolloutMaker, Unscored
+from hookline.rl.rollouts.scoring import (
+    AdvantageOptions,
+    RewardWeights,
+    lesson_metrics,
+    one_per_episode,
+    rollout_metrics,
+    set_advantages,
+    zero_variance_groups,
+)
+from hookline.rl.types import Rollout, Sampling, Task
 
 logger = logging.getLogger("hookline")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnEvaluation:
+    """The tasks of an evaluation of a lesson; ``name`` begins the names of its rollouts."""
+
+    lesson_id: str
+    tasks: Sequence[Task]
+    sampling: Sampling
+    name: str
 
 
 class RolloutWorker(Session):
@@ -67,37 +79,24 @@ class RolloutWorker(Session):
         self,
         config: RolloutWorkerConfig,
         *,
-        policy: Policy | None = None,
+        policy: Policy | AsyncPolicy | None = None,
         hooks: Iterable[Hook] | None = None,
         callbacks: Iterable[Any] = (),
         index: int = 0,
     ) -> None:
         if not isinstance(config, RolloutWorkerConfig):
             raise OptionError(f"config={config!r}: give a RolloutWorkerConfig.")
-        super().__init__(
-            config.name,
-            project=config.project,
-            root=config.output_dir,
-            callbacks=[*config.callbacks, *callbacks],
-            sinks=config.sinks,
-            config=config,
-            tags=config.tags,
-            notes=config.notes,
-            resume=config.resume,
-            strict=config.strict,
-            summary=config.summary,
-            delivery=config.delivery,
-            drain_seconds=config.drain_seconds,
-            durability=config.durability,
-        )
+        super().__init__(config.name, callbacks=[*config.callbacks, *callbacks], **options_of(config))
         policy = config.policy if policy is None else policy
-        if not isinstance(policy, Policy):
-            raise OptionError(f"policy={policy!r}: give an object with generate(), load_weights() and a version.")
-        self.policy: Policy = policy
+        if not isinstance(policy, Policy | AsyncPolicy):
+            raise OptionError(
+                f"policy={policy!r}: give an object with generate() or sample(), load_weights() and a version."
+            )
+        self.policy: Policy | AsyncPolicy = policy
         self.rollout: RolloutConfig = config.rollout
         self.curriculum = Curriculum(config.curriculum_config, config.seed)
         self.hooks = HookManager(strict=self.callbacks.strict)
-        self.hooks.subscribers.accept = lambda values: copied(collect((values,), {}, defer))
+        self.hooks.subscribers.accept = _accepted
         for hook in create_default_evaluation_hooks(config.curriculum_config) if hooks is None else as_hook_list(hooks):
             self.hooks.register_hook(hook)
         self.index = index
@@ -106,11 +105,19 @@ class RolloutWorker(Session):
         self.latest_version = self.policy.version
         self.lesson_id: str | None = None
         self.loop: Session = self
-        self.rollout_seconds = 0.0
+        self.advantages = AdvantageOptions()
+        """How advantages are computed; set by the learner that it makes rollouts for."""
+        self.step_seconds: dict[str, float] = {}
+        """The seconds of the latest step by activity, without its hooks."""
+        self._results: list[tuple[str, list[bool]]] = []
         self._consecutive_failures = 0
+        self._tokens_due = 0.0
         self._logged = _LoggedValues()
         self._weights = RewardWeights(config.rollout.reward_weights, [each.id for each in self.curriculum.lessons])
+        self._maker = RolloutMaker(policy, config.rollout, self._weights, faults=self.faults)
         self._hooks_are_closed = False
+        self.owns_policy = False
+        """Whether to close the policy at the end."""
 
     @property
     def tracker(self) -> "RolloutWorker":
@@ -121,6 +128,16 @@ class RolloutWorker(Session):
     def exact_logprobs(self) -> bool:
         """Whether a learner with the policy's weights computes the same log-probabilities as the policy."""
         return bool(getattr(self.policy, "exact_logprobs", False))
+
+    @property
+    def weights_format(self) -> str:
+        """The form in which the policy takes weights."""
+        return str(getattr(self.policy, "weights_format", "model"))
+
+    @property
+    def needs_initial_weights(self) -> bool:
+        """Whether the policy has to get the learner's weights before the first rollout."""
+        return bool(getattr(self.policy, "needs_initial_weights", False))
 
     def register_hook(self, hook: Hook, **options: Any) -> None:
         """Add a hook, at any time; the options are those of any subscriber."""
@@ -148,6 +165,9 @@ class RolloutWorker(Session):
             self.start()
             while not self._must_stop() and (self.num_steps is None or self.step < self.num_steps):
                 self.roll_out()
+                (has_commands,) = self._agree(self.command_flag[0] != 0)
+                if has_commands:
+                    self.control.receive()
                 self.answer_requests()
         except BaseException as error:
             self.finish(error)
@@ -163,6 +183,7 @@ class RolloutWorker(Session):
     def attach_to(self, loop: Session) -> None:
         """Make rollouts for a learner: use its callbacks and its record, and pass requests on to it."""
         self.loop, self.callbacks = loop, loop.callbacks
+        self.advantages = getattr(loop, "advantages", self.advantages)
         self.recorder, self.output_dir, self.state = loop.recorder, loop.output_dir, "running"
         self._thread, self.has_started = threading.get_ident(), True
         self._open_hooks()
@@ -179,10 +200,21 @@ class RolloutWorker(Session):
         try:
             self.hooks.subscribers.close()
         finally:
+            self._maker.close()
+            if self.owns_policy and hasattr(self.policy, "close"):
+                self.policy.close()
             self._record_hook_results()
             self.commit_held_back()
         if costs := self.hooks.costs().as_metrics():
             self._write(self.step, costs)
+
+    def command_refusal(self, name: str) -> str | None:
+        """Return why a worker cannot apply a command; None if it can."""
+        return "A rollout worker has no validation: its hooks evaluate lessons." if name == "validate" else None
+
+    def subscriber_lists(self) -> list[SubscriberList]:
+        """Return the callbacks, and the hooks."""
+        return [self.callbacks, self.hooks.subscribers]
 
     def request_stop(self, reason: str = "requested") -> None:
         """Request a stop at the next step boundary, of the learner if the worker is attached to one."""
@@ -205,35 +237,38 @@ class RolloutWorker(Session):
         return self.loop.save_checkpoint(path, kind=kind)
 
     def roll_out(self) -> list[Rollout]:
-        """Make one rollout step and return its rollouts: none if the policy or the scoring failed."""
+        """Make one rollout step and return its rollouts: none if the policy or the scoring failed.
+
+        If a stop is requested meanwhile, the open episodes are ended. The step does not count then, and returns none:
+        those that were finished are recorded, and a resumed worker makes all of them again. They would be the short
+        ones, which are not a fair sample of the step.
+        """
         step_idx, lesson = self.step, self._next_lesson()
         self.lesson_id = lesson.id
         self.callbacks.on_rollout_start(self.loop, step_idx, lesson.id)
-        started = time.perf_counter()
-        tasks, completions = self._generate(lesson)
-        generated = time.perf_counter()
-        rollouts = self._score(lesson, tasks, completions)
-        scored = time.perf_counter()
-        self.rollout_seconds = scored - started
-        advantages, equal = group_advantages(
-            [each.total for each in rollouts], [each.task.id for each in rollouts], scale=self.rollout.scale_advantages
-        )
-        for each, advantage in zip(rollouts, advantages, strict=True):
-            each.advantage = advantage
+        made = self._make_rollouts(lesson)
+        if made.aborted:
+            self._record_aborted(made)
+            return []
+        rollouts = made.rollouts
+        self.step_seconds = {"generate": made.generate_seconds, "score": made.score_seconds}
+        set_advantages(rollouts, self.advantages)
         self.step += 1
-        metrics = rollout_metrics(rollouts) | {
+        metrics: dict[str, Any] = rollout_metrics(rollouts) | made.metrics
+        metrics |= {
             "lesson": self.lesson_id,
             "policy/version": self.policy.version,
             "policy/staleness": self.latest_version - self.policy.version,
-            "seconds/generate": generated - started,
-            "seconds/score": scored - generated,
+            **{f"seconds/{name}": seconds for name, seconds in self.step_seconds.items()},
         }
         if rollouts:
-            metrics["groups/zero_variance"] = equal
-            self._update_curriculum(lesson, rollouts)
+            equal = zero_variance_groups(rollouts).values()
+            metrics["groups/zero_variance"] = sum(equal) / max(1, len(equal))
+            self._update_curriculum(lesson, one_per_episode(rollouts))
+        metrics |= self._curriculum_metrics(lesson, rollouts)
         self.callbacks.on_rollout_end(self.loop, step_idx, rollouts)
         self._record_step(metrics)
-        self._record_samples(rollouts)
+        self._record_samples(made)
         self._run_hooks(metrics)
         self.commit_held_back()
         return rollouts
@@ -248,16 +283,13 @@ class RolloutWorker(Session):
         self, lesson_id: str, n_examples: int = 16, eval_type: str = "eval", *, rng: random.Random | None = None
     ) -> dict[str, Any]:
         """Evaluate the policy on held-out tasks of a lesson, with greedy sampling, and return the metrics."""
-        lesson = self.curriculum.lesson(lesson_id)
-        rng = rng or self._rng(f"{eval_type}/{lesson_id}")
-        tasks = evaluation_tasks(lesson.environment, n_examples, rng)
-        completions = self.policy.generate([task.prompt for task in tasks], 1, self.rollout.sampling(greedy=True))
-        rollouts = self._score(lesson, tasks, completions)
+        made = self._make_evaluation(self._drawn_evaluation(lesson_id, n_examples, eval_type, rng))
+        rollouts = made.rollouts
         values = rollout_metrics(rollouts)
         shown = [name for name in ("reward/mean", "success_rate", "completions/length_mean") if name in values]
         metrics: dict[str, Any] = {f"{eval_type}/{lesson_id}/{name}": values[name] for name in shown}
         metrics[f"{eval_type}/{lesson_id}/examples"] = len(rollouts)
-        self._record_evaluation(f"{eval_type}/{lesson_id}", metrics, rollouts)
+        self._record_evaluation(f"{eval_type}/{lesson_id}", metrics, made)
         return metrics
 
     def evaluate_curriculum(
@@ -272,9 +304,28 @@ class RolloutWorker(Session):
             rates += [value for name, value in own.items() if name.endswith("/success_rate")]
         if rates:
             overall = {f"{eval_type}/success_rate": sum(rates) / len(rates)}
-            self._record_evaluation(eval_type, overall, [])
+            self._record_evaluation(eval_type, overall, Made())
             metrics |= overall
         return metrics
+
+    def _drawn_evaluation(
+        self, lesson_id: str, n_examples: int, eval_type: str, rng: random.Random | None
+    ) -> "DrawnEvaluation":
+        rng = rng or self._rng(f"{eval_type}/{lesson_id}")
+        tasks = evaluation_tasks(self.curriculum.lesson(lesson_id).environment, n_examples, rng)
+        sampling = self.rollout.sampling(seed=rng.getrandbits(31), greedy=True)
+        return DrawnEvaluation(lesson_id, tasks, sampling, f"{eval_type}/{lesson_id}-{self.index}-{self.step}")
+
+    def _make_evaluation(self, drawn: "DrawnEvaluation") -> Made:
+        reason = self.loop.stop_reason  # one that was there before does not end the evaluation
+        return self._maker.make(
+            self.curriculum.lesson(drawn.lesson_id),
+            drawn.tasks,
+            1,
+            drawn.sampling,
+            name=drawn.name,
+            should_stop=lambda: self.loop.stop_reason != reason,
+        )
 
     # Hooks call these two rather than the public methods, so that tests can replace them on an instance.
 
@@ -292,26 +343,50 @@ class RolloutWorker(Session):
         return self.curriculum.sample_lesson(self._rng("lesson"))
 
     def _update_curriculum(self, lesson: Lesson, rollouts: list[Rollout]) -> None:
-        self.curriculum.record(lesson.id, [each.success for each in rollouts], self.step)
+        successes = [each.success for each in rollouts]
+        if self.loop.world_size == 1:
+            self.curriculum.record(lesson.id, successes, self.step)
+        else:
+            self._results.append((lesson.id, successes))
 
-    def _generate(self, lesson: Lesson) -> tuple[list[Task], list[list[Completion]]]:
-        """Sample tasks of a lesson and generate completions of them; both are empty after a failure."""
+    def _curriculum_metrics(self, lesson: Lesson, rollouts: list[Rollout]) -> dict[str, float]:
+        return lesson_metrics(lesson.id, rollouts) | self.curriculum.metrics()
+
+    def share_results(self, gather: Callable[[Any], list[Any]]) -> None:
+        """Count the results of the learner's processes in the curriculum, which stays the same in all of them.
+
+        Args:
+            gather: A collective that returns the argument of every process, in rank order.
+        """
+        results, self._results = self._results, []
+        for own in gather(results):
+            for lesson_id, successes in own:
+                self.curriculum.record(lesson_id, successes, self.step)
+
+    def _make_rollouts(self, lesson: Lesson) -> Made:
+        """Sample tasks of a lesson and make rollouts of them; there are none after a failure."""
         try:
             tasks = training_tasks(lesson.environment, self.rollout.prompts, self._rng("tasks"))
         except OptionError:
             raise
         except Exception as error:  # user code: training continues whatever it raises
             self._count_failure(f"{lesson.environment.name}.sample", error)
-            return [], []
+            return Made()
         sampling = self.rollout.sampling(seed=self._rng("sampling").getrandbits(31))
         try:
-            prompts = [task.prompt for task in tasks]
-            completions = self.policy.generate(prompts, self.rollout.group_size, sampling) if tasks else []
+            made = self._maker.make(
+                lesson,
+                tasks,
+                self.rollout.group_size,
+                sampling,
+                name=f"{self.index}-{self.step}",
+                should_stop=lambda: self.loop.stop_requested,
+            )
         except PolicyError as error:
             self._count_failure("policy", error)
-            return [], []
+            return Made()
         self._consecutive_failures = 0
-        return tasks, completions
+        return made
 
     def _count_failure(self, source: str, error: Exception) -> None:
         """Log the first failure of a source and record each; raise the error after too many in a row."""
@@ -326,45 +401,15 @@ class RolloutWorker(Session):
         if self._consecutive_failures >= self.rollout.failures:
             raise error
 
-    def _score(self, lesson: Lesson, tasks: list[Task], completions: list[list[Completion]]) -> list[Rollout]:
-        """Score completions; those without any usable reward are left out."""
-        environment: Environment = lesson.environment
-        own = getattr(environment, "faults", None)
-        faults = own if isinstance(own, Faults) else self.faults
-        pairs = [(task, completion) for task, group in zip(tasks, completions, strict=True) for completion in group]
-        scores = score_batch(
-            environment,
-            [task for task, _ in pairs],
-            [completion.text for _, completion in pairs],
-            timeout_seconds=self.rollout.scoring_seconds,
-            faults=faults,
-        )
-        self._weights.register_names(lesson.id, scores)
-        rollouts = []
-        for (task, completion), rewards in zip(pairs, scores, strict=True):
-            # The weighted sum of finite rewards may still be too large for a number.
-            total = finite_reward(self._weights.total(rewards), "total", faults) if rewards else None
-            if total is None:
-                continue
-            try:
-                success = succeeded(environment, task, rewards)
-            except Exception as error:  # user code: training continues whatever it raises
-                self.faults.note(f"{environment.name}.succeeded", describe_error(error))
-                success = False
-            rollouts.append(
-                Rollout(task, completion, rewards, total, success, lesson=lesson.id, version=self.policy.version)
-            )
-        return rollouts
-
     def _record_step(self, metrics: dict[str, Any]) -> None:
         for event in self.curriculum.take_events():
-            if self.recorder is not None:
+            if self.recorder is not None and self.loop.rank == 0:  # the curriculum is the same in all processes
                 self.recorder.event(
                     f"lesson_{event.kind}", step=event.step, lesson=event.lesson, success_rate=event.success_rate
                 )
-        own = [getattr(lesson.environment, "faults", None) for lesson in self.curriculum.lessons]
+        own = [faults_of(lesson.environment) for lesson in self.curriculum.lessons]
         faults = Counter(self.faults)
-        for counted in {id(each): each for each in own if isinstance(each, Faults)}.values():  # lessons may share one
+        for counted in {id(each): each for each in own if each is not None}.values():  # lessons may share one
             faults.update(counted)
         metrics |= {f"faults/{name}": count for name, count in faults.items()}
         with self._logged.paused():
@@ -373,19 +418,43 @@ class RolloutWorker(Session):
             else:  # without on_log: the learner fires it for its own row, which summarizes the rollouts
                 self._write(self.step, metrics)
 
-    def _record_samples(self, rollouts: list[Rollout], axis: str | None = None) -> None:
-        shown = rollouts if self.rollout.samples is None else rollouts[: self.rollout.samples]
-        rows = [{"step": self.step, **each.as_sample()} for each in shown]
+    def _record_aborted(self, made: Made) -> None:
+        """Record the episodes of a step that a stop request ended, as a part of the next step."""
         if self.recorder is not None:
-            self.recorder.samples(rows, self.step, axis or self.axis)
+            self.recorder.event(
+                "rollouts_aborted", step=self.step + 1, finished=len(made.rollouts), aborted=made.aborted
+            )
+        self._record_samples(made, step=self.step + 1)
+
+    def _record_samples(self, made: Made, axis: str | None = None, *, step: int | None = None) -> None:
+        at, shown = self.step if step is None else step, made.shown(self.rollout.samples)
+        rows = [{"step": at, **each.as_sample()} for each in shown]
+        if self.recorder is not None:
+            for each in shown:
+                own = each.rollout if isinstance(each, Unscored) else each
+                own.recorded = "sample"
+            if self.rollout.tokens:
+                self._add_tokens(rows, shown)
+            self.recorder.samples(rows, at, axis or self.axis)
         else:
             self.loop.samples += rows
 
-    def _record_evaluation(self, name: str, metrics: dict[str, Any], rollouts: list[Rollout]) -> None:
+    def _add_tokens(self, rows: list[dict[str, Any]], rollouts: Sequence[Rollout | Unscored]) -> None:
+        """Add the tokens, with their values, to a share of the samples."""
+        for row, each in zip(rows, rollouts, strict=True):
+            rollout = each.rollout if isinstance(each, Unscored) else each
+            self._tokens_due += self.rollout.tokens
+            if self._tokens_due >= 1:
+                self._tokens_due -= 1
+                tokens = rollout_tokens(rollout, self.policy)
+                if tokens is not None:
+                    row["tokens"], rollout.recorded = tokens, "tokens"
+
+    def _record_evaluation(self, name: str, metrics: dict[str, Any], made: Made) -> None:
         if self.loop.has_ended:
             logger.warning("%s has ended: the evaluation %s is not recorded.", self.loop.name, name)
             return
-        self._record_samples(rollouts, EVALUATIONS)
+        self._record_samples(made, EVALUATIONS)
         self.record_evaluation(name, metrics)
 
     def record_evaluation(self, name: str, metrics: dict[str, Any], *, step: int | None = None, **options: Any) -> None:
@@ -483,6 +552,35 @@ class RolloutWorker(Session):
         self.hooks.load_state_dict(state["hooks"])
 
 
+def rollout_tokens(rollout: Rollout, policy: Policy | AsyncPolicy) -> Tokens | None:
+    """Return the values that a policy reported for the tokens of a rollout; None without tokens or their texts."""
+    made = rollout.completion
+    count, name_tokens = len(made.token_ids), getattr(policy, "token_texts", None)
+    given = {"logprobs": made.logprobs, "sampled_logprobs": made.sampled_logprobs}
+    columns: dict[str, Any] = {name: list(values) for name, values in given.items() if len(values) == count}
+    mask = list(made.mask) or [1] * count
+    if made.mask:
+        columns["mask"] = mask
+    if rollout.advantage is not None:
+        columns["advantage"] = [rollout.advantage * each for each in mask]
+    if not count:
+        return None
+    try:
+        texts = None if name_tokens is None else name_tokens(made.token_ids)
+    except Exception as error:  # code of a policy or a tokenizer: the ids are recorded without their texts
+        logger.warning("The texts of tokens cannot be recorded: %s", describe_error(error))
+        texts = None
+    return Tokens(texts, ids=list(made.token_ids), **columns)
+
+
+def _accepted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a hook's result, without waiting for a device; media are captured now and recorded with the rest."""
+    row = copied(collect((values,), {}, defer))
+    if isinstance(row, MetricsRow):
+        dict.update(row, {name: list(map(CapturedMedia, captured)) for name, captured in row.take_media().items()})
+    return row
+
+
 class _LoggedValue(NamedTuple):
     step: int
     axis: str | None
@@ -513,7 +611,7 @@ class _LoggedValues:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Ignore what the current thread logs: the worker logs it, not a hook."""
+        """Ignore values that the current thread logs: the worker logs them, not a hook."""
         self._paused_thread = threading.get_ident()
         try:
             yield
