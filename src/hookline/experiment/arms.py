@@ -1,4 +1,4 @@
-"""Arms, stages and the plan: what an experiment trains.
+"""Arms, stages and the plan of an experiment's trainings.
 
 An `Arm` has a name and a recipe that trains it; `grid` makes arms for all combinations of some settings. A `Stage` is
 one of several trainings that follow one another in each arm. `planned_runs` turns arms, repeats and stages into
@@ -67,7 +67,7 @@ def checked_stages(given: Any) -> list[Stage]:
             raise OptionError(f"stages[{index}]={each!r:.120}: give a Stage, or the name of one.")
         earlier = [other.name for other in stages]
         if stage.name in earlier:
-            raise OptionError(f"stages: two are called {stage.name!r}. Give each a name of its own.")
+            raise OptionError(f"stages: two are called {stage.name!r}. Give each a different name.")
         start = stage.start_from
         if start is not None and start not in earlier and not checkpoint.is_checkpoint(Path(start)):
             raise OptionError(

@@ -76,7 +76,7 @@ class Benchmark(ABC):
 
     Attributes:
         name: The name in records and messages; not empty, without ``/``.
-        every: Also score it during training, after every so many steps; by default only after training.
+        every: Also score it during training, every N steps; by default only after training.
         batch_size: How many tasks a subject gets at once; the result does not depend on it.
         max_tokens: The most tokens that a policy generates for a task.
         stop: Strings that end a policy's output; they are not part of it.
@@ -137,7 +137,7 @@ class _Adapted(Benchmark):
 
 
 def as_benchmark(given: Any) -> Benchmark:
-    """Wrap an object with a benchmark's methods; a `Benchmark` is returned as it is given.
+    """Wrap an object with a benchmark's methods; a `Benchmark` is returned unchanged.
 
     Raises:
         OptionError: A method or the name is missing, or an option is invalid.
@@ -322,7 +322,7 @@ def _check_option(key: str, value: Any) -> None:
 
 
 class BenchmarkCallback(Callback):
-    """Scores benchmarks during training, each after every so many steps.
+    """Scores benchmarks during training, each every N steps.
 
     A benchmark is scored at the end of its step, before a checkpoint of the step is saved. It is recorded after the
     step's row: a checkpoint rule that monitors it sees a complete step, as after a validation.

@@ -22,8 +22,17 @@ from hookline.rl.environments.base import (
     make_environment,
     succeeded,
 )
-from hookline.rl.environments.reasoning import FORMAT, TEMPLATE, Reasoning
-from hookline.rl.environments.text_tasks import Answer, Arithmetic, Difficulty, Sorting, last_number
+from hookline.rl.environments.dataset import json_lines
+from hookline.rl.environments.text_tasks import (
+    FORMAT,
+    TEMPLATE,
+    Answer,
+    Arithmetic,
+    Difficulty,
+    Reasoning,
+    Sorting,
+    last_number,
+)
 from hookline.rl.types import Task
 
 __all__ = ["ArithmeticBenchmark", "EnvironmentBenchmark", "FormatBenchmark", "QuestionsBenchmark", "SortingBenchmark"]
@@ -81,30 +90,18 @@ class QuestionsBenchmark(Benchmark):
         return MATCHES[self.match](output, str(task.expected))
 
 
-def _contains(output: str, answer: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", output) is not None
-
-
 MATCHES: Mapping[str, Callable[[str, str], bool]] = {
     "exact": lambda output, answer: output.strip() == answer.strip(),
-    "contains": _contains,
+    "contains": lambda output, answer: re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", output) is not None,
     "last_number": lambda output, answer: last_number(output) == last_number(answer),
 }
 
 
 def _read(path: Path, question: str, answer: str, match: str) -> list[Task]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would split inside of strings
-    except OSError as error:
-        raise OptionError(f"{path}: cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
     tasks: dict[str, tuple[int, Task]] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, row in json_lines(path):
         try:
-            task = _task(line, question, answer, match)
+            task = _task(row, question, answer, match)
         except OptionError as error:
             raise OptionError(f"{path}:{number}: {error}") from error
         first, _ = tasks.setdefault(task.id, (number, task))
@@ -115,11 +112,7 @@ def _read(path: Path, question: str, answer: str, match: str) -> list[Task]:
     return [task for _, task in tasks.values()]
 
 
-def _task(line: str, question: str, answer: str, match: str) -> Task:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise OptionError(f"is not valid JSON: {error.msg}.") from error
+def _task(row: Any, question: str, answer: str, match: str) -> Task:
     if not isinstance(row, dict):
         raise OptionError(f"{row!r:.100} is not a JSON object. Write {_example(question, answer)}")
     for column in (question, answer):
@@ -127,26 +120,17 @@ def _task(line: str, question: str, answer: str, match: str) -> Task:
             raise OptionError(f"has no {column!r}. {closest(column, row)}")
     if not isinstance(row[question], str) or not row[question].strip():
         raise OptionError(f"{question}={row[question]!r:.100}: give a non-empty string.")
-    expected = _answer(row[answer], answer, match)
+    given, task_id = row[answer], row.get("id")
+    if isinstance(given, bool) or not isinstance(given, str | int | float) or not str(given).strip():
+        raise OptionError(f"{answer}={given!r:.100}: give a non-empty string or a number.")
+    if match == "last_number" and last_number(str(given)) is None:
+        raise OptionError(f"{answer}={given!r:.100}: has no number, which match='last_number' needs.")
+    if isinstance(task_id, bool) or not isinstance(task_id, str | int | None):
+        raise OptionError(f"id={task_id!r:.100}: give a string or a whole number.")
     metadata = {key: value for key, value in row.items() if key not in (question, answer, "id")}
-    task = Task(row[question], expected, _id(row.get("id")), metadata)
+    task = Task(row[question], str(given), "" if task_id is None else str(task_id), metadata)
     tags_of(task)
     return task
-
-
-def _answer(given: Any, column: str, match: str) -> str:
-    if isinstance(given, bool) or not isinstance(given, str | int | float) or not str(given).strip():
-        raise OptionError(f"{column}={given!r:.100}: give a non-empty string or a number.")
-    expected = str(given)
-    if match == "last_number" and last_number(expected) is None:
-        raise OptionError(f"{column}={given!r:.100}: has no number, which match='last_number' needs.")
-    return expected
-
-
-def _id(given: Any) -> str:
-    if isinstance(given, bool) or not isinstance(given, str | int | None):
-        raise OptionError(f"id={given!r:.100}: give a string or a whole number.")
-    return "" if given is None else str(given)
 
 
 def _example(question: str, answer: str) -> str:

@@ -1,6 +1,7 @@
 """`ExperimentStore`: the files in an experiment's directory.
 
 - ``experiment.json``: the plan, which must not change for the runs that exist.
+- ``search.jsonl``: the trials of a search, in Optuna's format.
 - ``ids.jsonl``: the ids of the experiment and its groups, appended a line at a time.
 - ``ids.json`` in a run's directory: the ids that loggers gave the run, reused when the experiment restarts.
 - ``result.json`` in a run's directory: the run's result, written after all subscribers were notified of its end.
@@ -26,19 +27,23 @@ import msgspec
 
 from hookline._engine.errors import ConfigError
 from hookline._engine.state import EvalResult, LoopArtifacts, ManifestRow, RunResult
-from hookline._record import files, run_directory
+from hookline._record import files
 from hookline._record.files import write_atomically
 from hookline._record.records import clean, parse_nonfinite
+from hookline._record.redaction import Redactor
+from hookline._record.run_directory import EXPERIMENT_LOCK
+from hookline._record.source_code import head_commit
 
 logger = logging.getLogger("hookline")
 
 PLAN = "experiment.json"
 RESULT = "result.json"
-LOCK = "experiment.lock"
 IDS = "ids.jsonl"
 RUN_IDS = "ids.json"
-COMPARED = ("arms", "stages", "benchmarks")
+COMPARED = ("arms", "stages", "benchmarks", "search")
 """The parts of the plan that must stay the same for completed runs to still belong to the experiment."""
+_redactor = Redactor()
+"""Well-known secrets; each run's own ``redact=`` concerns its record."""
 
 
 class ExperimentStore:
@@ -80,9 +85,9 @@ class ExperimentStore:
         if there.get("name") != name:
             raise ConfigError(
                 f"output_dir={str(self.directory)!r} belongs to the experiment {there.get('name')!r}, not to {name!r}: "
-                "give a directory of its own."
+                "give a separate directory."
             )
-        now = json.loads(json.dumps(clean(dict(plan))))
+        now = json.loads(json.dumps(_redactor.settings(clean(dict(plan)))))
         changes = [change for part in COMPARED for change in _changes(there.get(part), now[part], part)]
         if changes:
             shown = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
@@ -101,7 +106,7 @@ class ExperimentStore:
         self.check(name, plan)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            is_held = files.acquire_lock(self.directory / LOCK)
+            is_held = files.acquire_lock(self.directory / EXPERIMENT_LOCK)
         except OSError as error:
             raise ConfigError(
                 f"{self.directory} cannot be written: {error.strerror}. Give another output_dir."
@@ -114,11 +119,11 @@ class ExperimentStore:
                 "id": f"{time.strftime('%Y-%m-%d')}-{secrets.token_hex(4)}",
                 "name": name,
                 "started": time.time(),
-                "git": run_directory.git_metadata(self.directory),
+                "git": {"commit": head_commit(Path.cwd())},
             }
             # Arms that were left out this time keep their runs, so the plan keeps their descriptions.
             self.facts = {**there, **plan, "arms": {**there.get("arms", {}), **plan["arms"]}}
-            self._write(self.directory / PLAN, self.facts)
+            self._write(self.directory / PLAN, _redactor.settings(clean(self.facts)))
             self.ids = self._read_ids()
         except BaseException:
             self.close()
@@ -128,7 +133,7 @@ class ExperimentStore:
         """Release the directory, if this store locked it."""
         if self._is_open:
             self._is_open = False
-            files.release_lock(self.directory / LOCK)
+            files.release_lock(self.directory / EXPERIMENT_LOCK)
 
     @property
     def id(self) -> str:
@@ -176,7 +181,7 @@ class ExperimentStore:
         fields = msgspec.to_builtins(
             result, enc_hook=lambda value: str(value) if isinstance(value, Path) else clean(value)
         )
-        self._write(directory / RESULT, {**fields, "output_dir": None})
+        self._write(directory / RESULT, _redactor.values({**fields, "output_dir": None}))
 
     @staticmethod
     def _read(path: Path) -> dict[str, Any] | None:
@@ -235,9 +240,11 @@ def _run_result(found: Mapping[str, Any], directory: Path) -> RunResult:
     return RunResult(**{**values, "evals": tuple(evals), "artifacts": artifacts, "output_dir": directory})
 
 
-def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics with NaN and infinities restored, which JSON holds as their names."""
-    return {name: parse_nonfinite(value) for name, value in metrics.items()}
+def _finite(value: Any) -> Any:
+    """A value with NaN and infinities restored, which JSON holds as their names."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else parse_nonfinite(value)
 
 
 def write_run_ids(directory: Path, ids: Mapping[str, Any]) -> None:
@@ -287,7 +294,7 @@ class RecordedResult(msgspec.Struct):
         Raises:
             msgspec.ValidationError: It is not the result of a run.
         """
-        return msgspec.convert(_finite_all(data), cls)
+        return msgspec.convert(_finite(data), cls)
 
     @property
     def status(self) -> str:
@@ -309,9 +316,3 @@ class RecordedResult(msgspec.Struct):
             output_dir=directory,
             **about,
         )
-
-
-def _finite_all(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite_all(item) for name, item in value.items()}
-    return [_finite_all(item) for item in value] if isinstance(value, list) else parse_nonfinite(value)

@@ -1,7 +1,7 @@
 """Executors: where the runs of an experiment execute. Ray's is in `ray_executor`.
 
 - `InlineExecutor` executes one run after another in this process.
-- `ProcessExecutor` executes each run in a process of its own, several at a time. A process that dies takes only its
+- `ProcessExecutor` executes each run in a separate process, several at a time. A process that dies takes only its
   run with it. When this process dies, its children notice at once and exit too, so a restarted experiment never finds
   an old run still writing. Runs are sent as pickles; with ``cloudpickle`` installed, functions may be defined anywhere.
 """
@@ -119,7 +119,7 @@ POLL_SECONDS = 0.2
 EXIT_SECONDS = 10.0
 """How long a process may take to exit after its outcome before it is killed."""
 UNREADABLE = b"unreadable\n"
-"""Precedes the traceback of a process that cannot unpickle its run; no pickle begins like this."""
+"""Precedes the traceback of a process that cannot unpickle its run; no pickle begins with it."""
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class _ChildRun:
 
 
 class ProcessExecutor(Executor):
-    """Executes each run in a process of its own.
+    """Executes each run in a separate process.
 
     Args:
         processes: How many at a time.
@@ -210,7 +210,7 @@ class ProcessExecutor(Executor):
 
     def _receive(self, run: _ChildRun) -> Message | Outcome | None:
         """The next message of a run, if there is one; an outcome for a process that died without one."""
-        is_alive = run.process.is_alive()  # before the pipe: what it sent before its death is readable then
+        is_alive = run.process.is_alive()  # before the pipe, so everything it sent before its death is readable
         try:
             if run.pipe.poll():
                 data = run.pipe.recv_bytes()

@@ -21,9 +21,8 @@ from typing import Any
 
 from hookline._engine.errors import ConfigError, HooklineError, MissingExtraError, closest
 from hookline._engine.factories import COMMAND_LINE, Source
-from hookline.config.layers import expand_dotted, expand_each, parse_overrides, with_overrides
-from hookline.config.sources import read_config_source
-from hookline.config.structs import to_struct
+from hookline.config.loading import to_struct
+from hookline.config.sources import expand_dotted, expand_each, parse_overrides, read_config_source, with_overrides
 from hookline.experiment.arms import Stage, checked_stages
 from hookline.experiment.benchmark import make_benchmarks
 from hookline.experiment.file_arms import (
@@ -38,6 +37,7 @@ from hookline.experiment.file_arms import (
     has_training,
 )
 from hookline.experiment.scheduler import make_executor
+from hookline.experiment.search import checked_search
 
 
 def experiment_arguments(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -72,6 +72,7 @@ def experiment_arguments(path: str | Path, overrides: Sequence[str] = ()) -> dic
         "retries": file.retries,
         "metric": file.metric,
         "mode": file.mode,
+        "search": _search(file, source),
         "strict": file.strict,
     }
 
@@ -160,6 +161,15 @@ def _check_arms(arms: Sequence[FileArm], stages: Sequence[Stage], source: Source
             except HooklineError as error:
                 where = f" in stage {stage.name!r}" if stages else ""
                 raise source.error(made.path, f"arm {arm.name!r}{where}: {error}") from error
+
+
+def _search(file: ExperimentFile, source: Source) -> Any:
+    try:
+        return checked_search(file.search)
+    except MissingExtraError:
+        raise
+    except HooklineError as error:
+        raise source.error("search", str(error)) from error
 
 
 def _executor(file: ExperimentFile, source: Source) -> Any:

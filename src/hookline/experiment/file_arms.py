@@ -16,8 +16,8 @@ from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import ConfigError, HooklineError, MissingExtraError, closest
 from hookline._engine.factories import Source, build_subscriber, import_object
 from hookline._record.sink import make_sink
-from hookline.config.layers import Layer, LayeredSource, merge_layers
-from hookline.config.structs import to_struct
+from hookline.config.loading import to_struct
+from hookline.config.sources import Layer, LayeredSource, merge_layers
 from hookline.experiment.arms import Arm, Stage, grid
 
 
@@ -41,6 +41,7 @@ class ExperimentFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         benchmarks: Benchmarks that score every run, by name or as ``{name: {setting: value}}``.
         callbacks: Callbacks of every run, by name or as ``{name: {setting: value}}``.
         sinks: Destinations for the records of every run, by name or as ``{name: {setting: value}}``.
+        search: Chooses settings of the only arm: the arguments of `Optuna`.
         strict: Let exceptions of callbacks propagate.
     """
 
@@ -58,6 +59,7 @@ class ExperimentFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     benchmarks: list[Any] | None = None
     callbacks: list[Any] | None = None
     sinks: list[Any] | None = None
+    search: dict[str, Any] | None = None
     strict: bool = False
 
     def stage_names(self) -> list[str]:
@@ -331,7 +333,7 @@ class FileArms:
         seen: set[str] = set()
         for arm in itertools.chain(self._named_arms(), self._grid_arms()):
             if arm.name in seen:
-                raise self._source.error(arm.path, f"two arms are called {arm.name!r}. Give each a name of its own.")
+                raise self._source.error(arm.path, f"two arms are called {arm.name!r}. Give each a different name.")
             seen.add(arm.name)
             yield arm
         if not seen and self._base is None:
@@ -367,25 +369,20 @@ class FileArms:
             message = f"{inside!r:.200} was given, a mapping is accepted, of a stage's name to what trains in it."
             raise self._source.error(path, message)
         for stage, entry in (inside or {}).items():
-            self._require_stage(stage, f"{path}.{stage}")
+            place, known = f"{path}.{stage}", self._stage_names
+            if stage not in known:
+                none = "The file has none: give it a list of them under stages."
+                hint = closest(str(stage), known) if known else none
+                raise self._source.error(place, f"there is no stage {stage!r}. {hint}")
             if entry is None and stage in made:
                 del made[stage]
-            else:
-                made[stage] = self._stage_arm(name, entry, f"{path}.{stage}")
+                continue
+            if entry is not None and not isinstance(entry, Mapping):
+                message = f"{entry!r:.200} was given, a mapping with one of {', '.join(KINDS)} is accepted."
+                raise self._source.error(place, message)
+            training, layer = parse_training(entry or {}, place, self._source)
+            made[stage] = FileArm(name, training, [layer], self._source, place)
         return made
-
-    def _require_stage(self, name: Any, path: str) -> None:
-        if name not in self._stage_names:
-            known = self._stage_names
-            hint = closest(str(name), known) if known else "The file has none: give it a list of them under stages."
-            raise self._source.error(path, f"there is no stage {name!r}. {hint}")
-
-    def _stage_arm(self, name: str, entry: Any, path: str) -> FileArm:
-        if entry is not None and not isinstance(entry, Mapping):
-            message = f"{entry!r:.200} was given, a mapping with one of {', '.join(KINDS)} is accepted."
-            raise self._source.error(path, message)
-        training, layer = parse_training(entry or {}, path, self._source)
-        return FileArm(name, training, [layer], self._source, path)
 
     def _grid_arms(self) -> Iterator[FileArm]:
         axes = dict(self._axes(self._file.grid or {}, "grid"))

@@ -24,6 +24,7 @@ from hookline._engine.moments import Callback
 from hookline._engine.state import ArmResult, EvalResult, LogContext, RunResult
 from hookline._record import run_directory
 from hookline._record.records import RUN_RESULT
+from hookline._record.redaction import Redactor
 from hookline._record.run_directory import checked_tags
 from hookline.experiment.arms import PlannedRun
 from hookline.experiment.benchmark import BenchmarkCallback
@@ -48,6 +49,8 @@ _POLL_SECONDS = 0.05
 _NOT_RESULTS = ("hooks/",)
 """Prefixes of metrics that are no result of a run."""
 NOT_STARTED = "It was stopped before it had begun."
+PRUNED = "pruned by the search"
+"""Begins the stop reason of a run that a search ends early."""
 REPORT_SECONDS = 0.25
 REPORTED_METRICS = 4
 
@@ -184,7 +187,7 @@ class Job:
         """Connect the job to the loop that trains, before it begins.
 
         Args:
-            subject: Returns what answers benchmarks.
+            subject: Returns the object that answers benchmarks.
         """
         self._session, self._subject = session, subject
         self.ctx.run_config, self.ctx.rank = session.config, session.rank
@@ -240,7 +243,8 @@ class Job:
         tags = checked_tags([*planned.tags, *(config.tags if isinstance(config, TrainerConfig) else ())])
         if tags:
             facts["tags"] = list(tags)
-        run_directory.create(home.parent, home.name, facts, run_id=self.directory.name)
+        redactor = Redactor(config.redact if isinstance(config, TrainerConfig) else None)
+        run_directory.create(home.parent, home.name, facts, run_id=self.directory.name, redactor=redactor)
 
     def _starting_point(self) -> Path | None:
         """The checkpoint whose weights to start with; None where the run resumes its own checkpoint."""
@@ -253,7 +257,7 @@ class Job:
         if saved is None:
             raise CheckpointError(
                 f"{self.run_key} starts from {source.name}, which has no checkpoint: let it save one at its end "
-                "(a function says how with run.checkpoint_with)."
+                "(a function sets that up with run.checkpoint_with)."
             )
         return saved
 
@@ -265,7 +269,7 @@ class Job:
 
     def _score_after_training(self) -> None:
         session = self._session
-        if session is None or self._is_interrupted():
+        if session is None or self._is_interrupted() or self._is_pruned():
             return
         recorder = session.recorder
         if session.resumed_from is not None and recorder is not None:
@@ -327,6 +331,9 @@ class Job:
             self._session.signal is not None or is_signal(self._session.stop_reason or "")
         )
 
+    def _is_pruned(self) -> bool:
+        return self._session is not None and (self._session.stop_reason or "").startswith(PRUNED)
+
     def _result(self, error: BaseException | None) -> RunResult:
         session, planned = self._session, self._assignment.planned
         message = None
@@ -334,6 +341,8 @@ class Job:
             status, message = "failed", "".join(traceback.format_exception(error))
         elif session is not None and self._is_interrupted():
             status, message = "stopped", f"Stopped by {session.stop_reason}."
+        elif session is not None and self._is_pruned():
+            status, message = "pruned", session.stop_reason
         elif self._failed_evals:
             failed = [f"{name}: {error_line(why)}" for name, why in self._failed_evals.items()]
             status, message = "incomplete", f"Benchmarks failed: {'; '.join(failed)}"

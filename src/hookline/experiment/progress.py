@@ -25,14 +25,14 @@ from rich.table import Table
 from rich.text import Text
 
 from hookline._engine.state import RunResult
-from hookline._record.terminal import terminal_console
+from hookline._record.terminal import plural, terminal_console
 from hookline.callbacks.progress_display import DRAWS_PER_SECOND, bar, can_redraw, format_duration, standard_error
 from hookline.experiment.arms import PlannedRun
 from hookline.experiment.experiment import Experiment
 from hookline.experiment.job import BenchmarkScored, Progress
 
 MAX_RUNS = 20
-"""How many runs get a line of their own."""
+"""How many runs get a separate line."""
 STYLES = {"failed": "red", "incomplete": "yellow", "skipped": "yellow", "stopped": "yellow"}
 RETRIED = "retried"
 ECHO_WIDTH = 4
@@ -52,7 +52,7 @@ class ProgressView:
         self, experiment: Experiment, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._experiment, self._console = experiment, console
-        self._state = _State(experiment.name, len(experiment.plan()), clock)
+        self._state = _State(experiment.name, experiment.number_of_runs, clock)
         self._display: _Live | _Lines | None = None
 
     def __enter__(self) -> Self:
@@ -214,7 +214,7 @@ class _Lines:
     def open(self) -> None:
         before = self._state.completed_before
         found = f", {before:,} complete already" if before else ""
-        self._print(f"{self._state.name}: {self._state.total:,} runs{found}")
+        self._print(f"{self._state.name}: {plural(self._state.total, 'run')}{found}")
 
     def show(self, event: str, about: Any) -> None:
         state = self._state
@@ -283,7 +283,7 @@ def _run_lines(runs: list[_RunProgress], options: ConsoleOptions) -> RenderableT
 
 
 class TerminalCapture:
-    """Captures what is written to the terminal, line by line.
+    """Captures output to the terminal, line by line.
 
     Between `start` and `stop` the standard streams that lead to the terminal lead to a pipe, also those of child
     processes. These then see no terminal, so their progress bars print lines. `stop` restores the streams.
@@ -316,7 +316,7 @@ class TerminalCapture:
         return True
 
     def stop(self, wait_seconds: float = 2.0) -> None:
-        """Restore the streams and read what is left; a process that still writes is not waited for any longer."""
+        """Restore the streams and read the rest of the pipe, without waiting for processes that still write."""
         _flush()
         for descriptor, original in self._originals.items():
             os.dup2(original, descriptor)

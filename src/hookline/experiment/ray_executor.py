@@ -70,8 +70,8 @@ class RayExecutor(Executor):
         max_runs = require_integer("max_runs", max_runs, optional=True)
         self._needs = _needs(num_cpus, num_gpus, resources)
         self._ray = import_ray()
-        asked = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {})}
-        self._task = self._ray.remote(max_retries=0, **asked)(_task_main)
+        needs = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {})}
+        self._task = self._ray.remote(max_retries=0, **needs)(_task_main)
         self._max_runs = math.inf if max_runs is None else max_runs
         self._cluster: RayCluster | None = None
         self._mailbox: Any = None
@@ -164,15 +164,15 @@ class RayExecutor(Executor):
         resources = sorted(self._ray.cluster_resources().items())
         there = [f"{count:g} {name}" for name, count in resources if ":" not in name and "memory" not in name]
         available = ", ".join(there) or "nothing"
-        asked = ", ".join(f"{need:g} {name}" for name, need in self._needs.items())
+        needs = ", ".join(f"{need:g} {name}" for name, need in self._needs.items())
         if not is_existing:
             raise OptionError(
-                f"A run asks Ray for {asked}, and this machine has {available}. Ask for less, or name a cluster that "
+                f"A run asks Ray for {needs}, and this machine has {available}. Ask for less, or name a cluster that "
                 "has it in RAY_ADDRESS."
             )
         logger.warning(
             "A run asks Ray for %s, and no node of the cluster has that (all of them have %s): it waits for one.",
-            asked,
+            needs,
             available,
         )
 

@@ -66,7 +66,7 @@ class Recipe(ABC):
     Args:
         config: The settings, which grids and stages change.
         parts: Further arguments, such as a model and data.
-        answers: Makes what answers benchmarks from the trained loop.
+        answers: Creates the object that answers benchmarks, from the trained loop.
     """
 
     LABEL: ClassVar[str]
@@ -188,7 +188,7 @@ class FunctionRecipe(Recipe):
 
 
 def _remove_unusable_checkpoints(directory: Path) -> None:
-    """Remove checkpoints of a function that saved no state of its own: it can only start over."""
+    """Remove checkpoints of a function that saved no state, because it can only start over."""
     saved = checkpoint.last(directory)
     if saved is not None and not checkpoint.load(saved).get("has_files", True):
         for path in (directory / "checkpoints").iterdir():

@@ -17,12 +17,15 @@ from typing import Any
 from hookline._engine.errors import OptionError, closest
 from hookline._engine.state import ArmResult, LogContext, RunResult
 from hookline._record import run_directory
+from hookline._record.terminal import plural
 from hookline.experiment.arms import PlannedRun
+from hookline.experiment.control import ExperimentControl, skip_reason
 from hookline.experiment.directory import ExperimentStore, read_run_ids, write_run_ids
 from hookline.experiment.executors import Executor, InlineExecutor, ProcessExecutor
 from hookline.experiment.job import NOT_STARTED, Assignment, BenchmarkScored, Message, Outcome, lost_outcome
 from hookline.experiment.results.tables import error_line
-from hookline.experiment.subscribers import Subscribers
+from hookline.experiment.search import Search
+from hookline.experiment.subscribers import RunSubscribers, Subscribers
 from hookline.loops.signals import StopSignals
 
 logger = logging.getLogger("hookline")
@@ -39,6 +42,8 @@ class Schedule:
 
     Attributes:
         retries: How many times a failed run is retried.
+        more_repeats: Returns all runs for a number of repeats, for a command that adds some.
+        search: Chooses further runs, while there is room for them.
     """
 
     name: str
@@ -51,6 +56,8 @@ class Schedule:
     sinks: list[Any] = field(default_factory=list)
     retries: int = 0
     strict: bool = False
+    more_repeats: Callable[[int], list[PlannedRun]] = lambda count: []
+    search: Search | None = None
 
 
 @dataclass(slots=True)
@@ -72,6 +79,7 @@ class Scheduler:
     def __init__(self, schedule: Schedule, watch: Watch | None = None) -> None:
         self._schedule, self._watch = schedule, watch
         self._store, self._subscribers, self._executor = schedule.store, schedule.subscribers, schedule.executor
+        self._search = schedule.search
         self._ctx = LogContext(output_dir=self._store.directory, config=schedule.config, store=self._store)
         self._ctx.ids = {"experiment_id": self._store.id, **self._store.ids}
         self.results: dict[str, RunResult] = {}
@@ -88,6 +96,10 @@ class Scheduler:
         self._unfinished = {arm: len(runs) for arm, runs in self._arm_runs.items()}
         self.stop_reason: str | None = None
         self._signals = StopSignals(self._request_stop)
+        self._skipped: dict[str, str] = {}
+        """Why the waiting runs of an arm are not executed."""
+        repeats = 1 + max((planned.repeat for planned in schedule.runs), default=0)
+        self._control = ExperimentControl(self._store.directory, self._arm_runs, repeats, self._running)
 
     def run(self) -> None:
         """Execute every run that is not complete, unless a signal asks to stop."""
@@ -98,15 +110,22 @@ class Scheduler:
             self._executor.open()
             self._subscribers.notify_experiment("on_experiment_start", self._ctx)
             self._write_ids()
-            while self._waiting or self._active:
+            self._control.open()
+            while self._apply_commands() or self._waiting or self._active or self._has_more_trials():
                 self._start_ready_runs()
                 for outcome in self._executor.wait(self._receive):
+                    self._apply_commands()  # first: a repeat that is added now belongs to the group that would end
                     self._end(outcome)
                 if self.stop_reason is not None and not self._active:
                     break
         finally:
+            self._control.close()
             self._executor.close()
             self._signals.restore()
+
+    def runs(self) -> list[PlannedRun]:
+        """All runs so far, those that were added included."""
+        return [planned for runs in self._arm_runs.values() for planned in runs]
 
     def finish(self, result: Any) -> None:
         """Fire `on_experiment_end`."""
@@ -114,18 +133,59 @@ class Scheduler:
         self._subscribers.notify_experiment("on_experiment_end", self._ctx, result)
 
     def _request_stop(self, reason: str) -> None:
+        # Called by a signal handler, at any point of this thread: the runs are ended in `run`.
         self.stop_reason = self.stop_reason or reason
         self._executor.stop(reason)
+
+    def _running(self, arm: str) -> list[Path]:
+        # On the thread of the control: `list` copies without giving up the interpreter's lock.
+        running = [run.planned for run in list(self._active.values())]
+        return [self._store.run_directory(planned.key) for planned in running if planned.arm == arm]
+
+    def _apply_commands(self) -> bool:
+        """Apply the commands sent to the experiment; returns whether there were any."""
+        was_any = False
+        while (command := self._control.received()) is not None:
+            was_any = True
+            if command.name == "repeats" and self._search is not None:
+                self._control.answer(command, "refused", "The trials of a search keep their repeats.")
+                continue
+            if command.name == "repeats":
+                added = self._add_repeats(command.arguments["count"])
+                self._control.answer(command, "applied", f"Added {plural(added, 'run')}.")
+                continue
+            arm = command.arguments["arm"]
+            self._skipped[arm] = skip_reason(command)
+            count = sum(planned.arm == arm for planned in self._waiting)
+            self._control.answer(command, "applied", f"Skipped {plural(count, 'waiting run')} of {arm}.")
+        return was_any
+
+    def _add_repeats(self, count: int) -> int:
+        known = {planned.key for runs in self._arm_runs.values() for planned in runs}
+        added = [planned for planned in self._schedule.more_repeats(count) if planned.key not in known]
+        for planned in added:
+            self._arm_runs[planned.arm].append(planned)
+            if self._unfinished[planned.arm] == 0:
+                self._open_groups.discard(planned.arm)  # it has ended, and starts again
+            self._unfinished[planned.arm] += 1
+        self._waiting.extend(added)
+        self._control.set_repeats(count)
+        return len(added)
 
     def _skip_completed(self) -> None:
         for planned in self._schedule.runs:
             found = self._store.result(planned.key)
-            if found is not None and found.status == "completed":
+            if found is not None and found.status in ("completed", "pruned"):
                 self._settle(planned, found)
+            elif self._search is not None and self._search.is_finished(planned.arm):
+                gone = "The search has the result of this trial, but its run no longer has one."
+                self._settle(planned, found or unfinished_result(planned, status="skipped", error=gone))
             elif found is not None:
                 # A stopped run resumes the same attempt; a failed one starts counting again.
                 self._attempts[planned.key] = found.attempts - 1 if found.status == "stopped" else 0
         self._waiting = deque(planned for planned in self._waiting if planned.key not in self.results)
+        for arm in self._arm_runs:  # a process may be killed between the result of a run and that of its trial
+            self._report_trial(arm)
 
     def _has_begun(self, planned: PlannedRun) -> bool:
         return (self._store.run_directory(planned.key) / run_directory.METADATA).is_file()
@@ -134,13 +194,35 @@ class Scheduler:
         self.results[planned.key] = result
         self._unfinished[planned.arm] -= 1
 
+    def _has_more_trials(self) -> bool:
+        return self._search is not None and self._search.has_more and self.stop_reason is None
+
+    def _begin_trial(self) -> bool:
+        """Add the runs of the search's next trial; returns whether there is one."""
+        runs = [] if self._search is None else self._search.next()
+        for planned in runs:
+            self._arm_runs.setdefault(planned.arm, []).append(planned)
+            self._positions.setdefault(planned.arm, len(self._positions))
+            self._unfinished[planned.arm] = self._unfinished.get(planned.arm, 0) + 1
+        self._waiting.extend(runs)
+        return bool(runs)
+
+    def _report_trial(self, arm: str) -> None:
+        if self._search is not None and self._unfinished[arm] == 0:
+            self._search.report(arm, [self.results[planned.key] for planned in self._arm_runs[arm]])
+
     def _start_ready_runs(self) -> None:
         """Start waiting runs in order, while there is room and the run they depend on is complete."""
         not_ready: list[PlannedRun] = []
-        while self._waiting and self.stop_reason is None and self._executor.has_room:
+        while self.stop_reason is None and self._executor.has_room and (self._waiting or self._begin_trial()):
             planned = self._waiting.popleft()
             before = None if planned.after is None else self.results.get(planned.after)
-            if planned.after is not None and before is None:
+            if planned.arm in self._skipped:
+                result = unfinished_result(planned, status="skipped", error=self._skipped[planned.arm])
+                self._settle(planned, result)
+                self._show("ended", result)
+                self._close_group(planned.arm)
+            elif planned.after is not None and before is None:
                 not_ready.append(planned)
             elif before is not None and not before.is_trained:
                 error = f"{before.run_key}, which it starts from, {before.status}."
@@ -218,6 +300,7 @@ class Scheduler:
             "stage": planned.stage,
             "seed": planned.seed,
             "position": self._positions[planned.arm],
+            **({} if self._search is None else self._search.facts(planned.arm)),
         }
         start = planned.start_from
         return Assignment(
@@ -225,7 +308,7 @@ class Scheduler:
             # A copy, also where the run executes in this process.
             ctx=replace(ctx, ids=dict(ctx.ids), extras=dict(ctx.extras), metrics=dict(ctx.metrics)),
             directory=directory,
-            subscribers=self._subscribers.for_run(),
+            subscribers=self._run_subscribers(planned),
             benchmarks=self._schedule.benchmarks,
             sinks=self._schedule.sinks,
             facts={"experiment": experiment, "git": self._store.facts.get("git")},
@@ -234,6 +317,10 @@ class Scheduler:
             attempt=attempt,
             earlier=tuple(self.results[each.key] for each in self._arm_runs[planned.arm] if each.key in self.results),
         )
+
+    def _run_subscribers(self, planned: PlannedRun) -> RunSubscribers:
+        own = self._subscribers.for_run()
+        return own if self._search is None else self._search.subscribers(planned, own)
 
     def _show(self, event: str, about: Any) -> None:
         try:
@@ -299,6 +386,7 @@ class Scheduler:
         self._write_ids()
 
     def _close_group(self, name: str) -> None:
+        self._report_trial(name)
         if self._unfinished[name] == 0 and name in self._open_groups:
             self._subscribers.notify_experiment("on_group_end", replace(self._ctx, group_name=name), name)
 

@@ -19,6 +19,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from hookline._engine.functions import HOOK_FUNCTIONS
 from hookline._engine.moments import MOMENTS, Callback
 from hookline._engine.state import LogContext
 from hookline._engine.subscriber import Subscriber, configured
-from hookline.config.subscribers import load_callbacks
+from hookline.config.loading import load_callbacks
 
 logger = logging.getLogger("hookline")
 
@@ -49,7 +50,7 @@ class RunSubscribers:
         return copy.deepcopy(self.instances)
 
     def make(self) -> CallbackCollection:
-        """Call the factories and collect what they make."""
+        """Call the factories and collect their results."""
         return collected(map(_call, self.factories))
 
     def parts(self) -> list[Any]:
@@ -96,7 +97,7 @@ class Subscribers:
         return RunSubscribers([self._trained_with], [*owners, *self._factories])
 
     def _copied_owners(self) -> CallbackCollection:
-        """Copy the run owners as they are now or, if that fails, as they were before the experiment started."""
+        """Copy the run owners in their current state or, if that fails, in that of the experiment's start."""
         self._owners.drain()  # a handler on another thread may still be setting attributes
         try:
             return copy.deepcopy(self._owners)
@@ -122,8 +123,8 @@ class Subscribers:
     def notify_run_died(self, ctx: LogContext, *arguments: Any) -> None:
         """Fire `on_run_end` on fresh copies, for a run whose own subscribers died with its process.
 
-        The copies can complete external records by ``ctx.ids``. They lack whatever the dead ones had opened, so
-        exceptions are only logged, whatever the policy.
+        The copies can complete external records by ``ctx.ids``. They lack the resources that the dead ones had opened,
+        so exceptions are only logged, whatever the policy.
         """
         stand_ins = copy.deepcopy(self._copied_owners())
         stand_ins.strict = False
@@ -151,7 +152,7 @@ def collected(subscribers: Iterable[Any], *, strict: bool = False) -> CallbackCo
 
 
 def _split_run_owners(shared: CallbackCollection, *, strict: bool) -> CallbackCollection:
-    """Move the subscribers with moments of runs and of training into a collection of their own."""
+    """Move the subscribers with moments of both runs and training into a separate collection."""
     names = {
         flat.chain[0].name
         for flat in shared.flatten()
@@ -176,16 +177,6 @@ class _Copy:
 
     def __call__(self) -> CallbackCollection:
         return copy.deepcopy(self.original)
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A factory for a name or a configuration entry."""
-
-    given: Any
-
-    def __call__(self) -> CallbackCollection:
-        return CallbackCollection([self.given])
 
 
 @dataclass(frozen=True)
@@ -238,7 +229,7 @@ def checked_entries(given: Any) -> list[Any]:
 
 
 def _factory(entry: Any) -> Callable[[], Any]:
-    return _Entry(entry) if isinstance(entry, str | Mapping) else entry
+    return partial(CallbackCollection, [entry]) if isinstance(entry, str | Mapping) else entry
 
 
 def _is_factory(entry: Any) -> bool:

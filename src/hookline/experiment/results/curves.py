@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hookline._engine.errors import ConfigError, MissingExtraError
 from hookline._engine.state import ArmResult, RunResult
@@ -28,6 +28,7 @@ from hookline._record.reader import read
 from hookline._record.records import Metrics
 from hookline.callbacks.monitoring import direction
 from hookline.experiment.results.statistics import (
+    Mode,
     benchmark_names,
     completed,
     last_stage,
@@ -59,7 +60,7 @@ def by_likelihood(metrics: Iterable[str]) -> list[str]:
     return sorted((name for name in metrics if not name.startswith(_OVERHEAD)), key=_unlikelihood)
 
 
-def metric_mode(metric: str | None, mode: Any, runs: Iterable[RunResult] = ()) -> Literal["min", "max"]:
+def metric_mode(metric: str | None, mode: Any, runs: Iterable[RunResult] = ()) -> Mode:
     """Whether smaller or larger values of a metric are better: as given, or as its name suggests.
 
     A benchmark's metric whose name suggests nothing is a score: larger is better.
@@ -67,7 +68,7 @@ def metric_mode(metric: str | None, mode: Any, runs: Iterable[RunResult] = ()) -
     suggested = direction(metric, mode)
     if mode is not None or suggested == "max" or metric is None:
         return suggested
-    return "max" if not _suggests_smaller(metric) and _is_of_benchmark(metric, runs) else "min"
+    return "max" if not _suggests_smaller(metric) and metric in benchmark_names(runs) else "min"
 
 
 def _likeliest(metrics: Iterable[str]) -> str | None:
@@ -82,10 +83,6 @@ def _unlikelihood(metric: str) -> tuple[bool, int]:
 def _suggests_smaller(metric: str) -> bool:
     """Whether the name suggests that smaller is better: then an added ``score`` does not change it."""
     return direction(f"{metric}/score", None) == "min"
-
-
-def _is_of_benchmark(metric: str, runs: Iterable[RunResult]) -> bool:
-    return any(metric == f"{result.name}/{name}" for run in runs for result in run.evals for name in result.metrics)
 
 
 def _shared(
@@ -214,7 +211,8 @@ def draw_curves(curves: Sequence[Curve], *, title: str, metric: str) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # missing glyphs, and numbers beyond the axis limits
         _draw(figure.add_subplot(), curves, title, metric)
-        _draw_legend(figure, curves)
+        if curves:
+            figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=_columns(curves))
         picture = io.BytesIO()
         canvas.print_png(picture, metadata={"Software": None})
     return picture.getvalue()
@@ -229,11 +227,6 @@ def _draw(axes: Any, curves: Sequence[Curve], title: str, metric: str) -> None:
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_legend(figure: Any, curves: Sequence[Curve]) -> None:
-    if curves:
-        figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=_columns(curves))
 
 
 def _columns(curves: Sequence[Curve]) -> int:

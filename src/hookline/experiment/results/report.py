@@ -15,7 +15,9 @@ from hookline._engine.state import ArmResult, EvalResult, RunResult
 from hookline._record.files import write_atomically
 from hookline._record.records import valid_text
 from hookline._record.run_directory import METADATA
-from hookline.experiment.results.report_formats import (
+from hookline._record.terminal import plural
+from hookline.experiment.results.rendering import (
+    MOST_FAILURES,
     Block,
     Code,
     Heading,
@@ -40,14 +42,12 @@ from hookline.experiment.results.tables import (
     leaderboard,
     mean_text,
     number_text,
-    plural,
     time_text,
     unfinished_runs,
 )
 
 logger = logging.getLogger("hookline")
 
-MOST_FAILURES = 20
 MOST_RUNS = 100
 MOST_SETTINGS = 30
 MOST_METRICS = 6
@@ -88,6 +88,8 @@ def _report(result: ExperimentResult, curves: Picture | Paragraph) -> list[Block
     blocks: list[Block] = [Heading(result.name, 1), Paragraph(_overview(result))]
     if missing := incomplete_text(result.arms):
         blocks.append(Paragraph(missing))
+    if result.search is not None:
+        blocks.append(Paragraph(f"Search for {', '.join(result.search.metrics)}: {result.search}."))
     blocks += _results(result, board)
     blocks += _differences(result, board)
     blocks += [Heading("Curves"), curves]
@@ -145,7 +147,7 @@ def _results(result: ExperimentResult, board: Leaderboard) -> list[Block]:
     blocks.append(
         Paragraph(
             "Mean ± standard deviation over the repeats that completed; n is their number. Differences have the "
-            "95% interval (Welch's t) in brackets; there is none for fewer than two repeats."
+            "95% interval (Welch's t) in brackets, if both arms have at least two repeats."
         )
     )
     return blocks + _stages(result, board)

@@ -7,18 +7,20 @@ direction is taken from its name (a benchmark's metric is a score unless its nam
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from hookline._engine import state
+from hookline._engine import notebook, state
 from hookline._engine.errors import MissingExtraError, OptionError, UnknownNameError, closest
 from hookline._engine.metrics import plain
-from hookline._engine.state import ArmResult, EvalResult, RunResult
+from hookline._engine.state import ArmResult, RunResult
 from hookline._record.files import write_atomically
 from hookline._record.records import clean
 from hookline._record.settings import describe
+from hookline._record.terminal import plural
 from hookline.experiment.results.curves import (
     MOST_ARMS,
     Curve,
@@ -28,24 +30,43 @@ from hookline.experiment.results.curves import (
     main_metric,
     metric_mode,
 )
-from hookline.experiment.results.report_formats import Paragraph, Table, markdown
-from hookline.experiment.results.statistics import Difference, last_stage, metric_names, pairwise, run_metrics, stages
+from hookline.experiment.results.rendering import Paragraph, Table, markdown, print_rendered, render
+from hookline.experiment.results.statistics import (
+    Difference,
+    Mode,
+    arm_differences,
+    last_stage,
+    metric_names,
+    run_metrics,
+    stages,
+)
 from hookline.experiment.results.tables import ArmRow, leaderboard, ranked, stage_table, table
-from hookline.experiment.results.view import print_rendered, render
+from hookline.experiment.results.trials import SearchResult, Trial
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-Mode = Literal["min", "max"]
-
 COMPARED_ARMS = 10
 """How many of the best arms are compared in pairs by default."""
 CURVES_FILE = "curves.png"
+_CHART_POINTS = 60
+"""How many points the chart of an arm has in a notebook."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExperimentResult(state.ExperimentResult):
-    """The results of an experiment, with its arms in the order given."""
+    """The results of an experiment, with its arms in the order given.
+
+    Attributes:
+        search: The trials of a search; None if the experiment is none.
+    """
+
+    search: SearchResult | None = None
+
+    @property
+    def best_trial(self) -> Trial | None:
+        """The best trial of a search; see `SearchResult.best_trial`."""
+        return None if self.search is None else self.search.best_trial
 
     @property
     def runs(self) -> list[RunResult]:
@@ -68,10 +89,36 @@ class ExperimentResult(state.ExperimentResult):
         return [run for run in self.runs if run.status in ("failed", "incomplete", "skipped")]
 
     def __repr__(self) -> str:
-        return f"ExperimentResult({self.name!r}, {self.status}: {len(self.arms)} arms, {len(self.runs)} runs)"
+        counts = f"{plural(len(self.arms), 'arm')}, {plural(len(self.runs), 'run')}"
+        return f"ExperimentResult({self.name!r}, {self.status}: {counts})"
 
     def __str__(self) -> str:
         return self.to_markdown()
+
+    def _repr_html_(self) -> str:
+        return notebook.display(self._html)
+
+    def _html(self) -> str:
+        about = self.main_metric
+        board = leaderboard(self.arms, about, self.mode(about))
+        curve = self.curve_metric()
+        found = self.curves(curve, arms=[row.arm for row in board.rows]) if curve else []
+        drawn = {each.arm: _small_chart(each) for each in found}
+        cells = [list(map(notebook.text, board.cells(row))) for row in board.rows]
+        rows = [[*own, drawn.get(row.arm, "")] for own, row in zip(cells, board.rows, strict=True)]
+        left = f"The best {len(board.rows)} arms; {board.left_out:,} more are not shown."
+        return "".join(
+            [
+                notebook.note(f"{self.name}, {self.status}: {plural(len(self.runs), 'run')}"),
+                notebook.table([*board.columns, curve or ""], rows, numbers=range(1, 6)),
+                *([notebook.note(left)] if board.left_out else ()),
+                *(
+                    [notebook.note(f"{plural(len(self.failed), 'run')} failed.", is_problem=True)]
+                    if self.failed
+                    else ()
+                ),
+            ]
+        )
 
     def metric_names(self) -> list[str]:
         """The metrics of trained runs; those of benchmarks are ``<benchmark>/<metric>``."""
@@ -130,7 +177,7 @@ class ExperimentResult(state.ExperimentResult):
         if arms is None:
             chosen = set(self.best_arms(len(known) if limit is None else limit, about, mode=mode))
             arms = [name for name in known if name in chosen]
-        return pairwise(self.arms, arms, about)
+        return arm_differences(self.arms, list(combinations(arms, 2)), about)
 
     def curves(
         self, metric: str | None = None, *, arms: Sequence[str] | None = None, stage: str | None = None
@@ -205,8 +252,12 @@ class ExperimentResult(state.ExperimentResult):
                 "metric": about,
                 "mode": self.mode(about, mode),
                 "table": [asdict(row) for row in self.table(about, mode=mode)],
+                "search": None if self.search is None else asdict(self.search),
                 "differences": [asdict(row) for row in self.differences(about, mode=mode)],
-                "arms": [_arm_dict(arm) for arm in self.arms],
+                "arms": [
+                    {"name": arm.name, "config": describe(arm.config), "runs": [_run_dict(run) for run in arm.runs]}
+                    for arm in self.arms
+                ],
             }
         )
         return made
@@ -232,7 +283,8 @@ class ExperimentResult(state.ExperimentResult):
 
     def _view(self, metric: str | None, mode: str | None) -> "Group":
         about = self._metric(metric)
-        return render(self, leaderboard(self.arms, about, self.mode(about, mode)))
+        note = "" if self.search is None else str(self.search)
+        return render(self, leaderboard(self.arms, about, self.mode(about, mode)), note=note)
 
     def _metric(self, metric: str | None) -> str | None:
         """The given or main metric; an unknown name is an error, unless there are no metrics at all."""
@@ -244,9 +296,9 @@ class ExperimentResult(state.ExperimentResult):
         return metric
 
     def _arms_to_draw(self, metric: str | None, mode: str | None) -> list[str]:
-        everyone = [arm.name for arm in self.arms]
-        if len(everyone) <= MOST_ARMS:
-            return everyone
+        names = [arm.name for arm in self.arms]
+        if len(names) <= MOST_ARMS:
+            return names
         judged_by = metric if metric in self.metric_names() else None
         return self.best_arms(MOST_ARMS, judged_by, mode=mode)
 
@@ -266,10 +318,6 @@ def _frame_row(arm: ArmResult, run: RunResult) -> dict[str, Any]:
     }
 
 
-def _arm_dict(arm: ArmResult) -> dict[str, Any]:
-    return {"name": arm.name, "config": describe(arm.config), "runs": [_run_dict(run) for run in arm.runs]}
-
-
 def _run_dict(run: RunResult) -> dict[str, Any]:
     return {
         "run": run.run_key,
@@ -280,18 +328,14 @@ def _run_dict(run: RunResult) -> dict[str, Any]:
         "seconds": run.seconds,
         "attempts": run.attempts,
         "metrics": plain(run_metrics(run)),
-        "evals": [_eval_dict(result) for result in run.evals],
+        "evals": [{each.name: getattr(result, each.name) for each in fields(result)} for result in run.evals],
         "failed_evals": dict(run.failed_evals),
         "error": run.error,
         "output_dir": None if run.output_dir is None else str(run.output_dir),
     }
 
 
-def _eval_dict(result: EvalResult) -> dict[str, Any]:
-    return {
-        "name": result.name,
-        "metrics": dict(result.metrics),
-        "breakdowns": {tag: dict(values) for tag, values in result.breakdowns.items()},
-        "tags": list(result.tags),
-        "intervals": {name: list(interval) for name, interval in result.intervals.items()},
-    }
+def _small_chart(curve: Curve) -> str:
+    """The mean of an arm, at evenly spaced steps."""
+    every = max(1, len(curve.steps) // _CHART_POINTS)
+    return notebook.line_chart(curve.steps[::every], curve.mean[::every], curve.metric)

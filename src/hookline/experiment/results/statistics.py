@@ -14,13 +14,15 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal
 
 from hookline._engine.errors import OptionError
 from hookline._engine.metrics import plain
 from hookline._engine.state import ArmResult, RunResult
+
+Mode = Literal["min", "max"]
+"""Whether smaller or larger values of a metric are better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def metric_names(runs: Iterable[RunResult]) -> list[str]:
     return list(dict.fromkeys(name for name, given in found if number(given) is not None))
 
 
-def benchmark_names(runs: Sequence[RunResult]) -> list[str]:
+def benchmark_names(runs: Iterable[RunResult]) -> list[str]:
     """The metrics of the runs' benchmarks, without duplicates."""
     return list(dict.fromkeys(name for run in runs for name, _ in _benchmark_values(run)))
 
@@ -237,21 +239,11 @@ class Difference:
     repeats_to_separate: int | None
 
 
-def pairwise(arms: Sequence[ArmResult], names: Sequence[str], metric: str) -> list[Difference]:
-    """The differences of all pairs of the named arms, later minus earlier."""
-    spreads = _spreads(arms, set(names), metric)
-    return [_difference(a, b, metric, spreads) for a, b in combinations(names, 2)]
-
-
-def differences_from(arms: Sequence[ArmResult], first: str, others: Sequence[str], metric: str) -> list[Difference]:
-    """The differences of the other arms from the first."""
-    spreads = _spreads(arms, {first, *others}, metric)
-    return [_difference(first, other, metric, spreads) for other in others]
-
-
-def _spreads(arms: Sequence[ArmResult], names: set[str], metric: str) -> dict[str, Spread]:
-    stage = last_stage(arms)
-    return {arm.name: spread(values(arm, metric, stage)) for arm in arms if arm.name in names}
+def arm_differences(arms: Sequence[ArmResult], pairs: Sequence[tuple[str, str]], metric: str) -> list[Difference]:
+    """The differences of pairs of arms, given by their names: the second minus the first."""
+    stage, names = last_stage(arms), {name for pair in pairs for name in pair}
+    spreads = {arm.name: spread(values(arm, metric, stage)) for arm in arms if arm.name in names}
+    return [_difference(a, b, metric, spreads) for a, b in pairs]
 
 
 def _difference(a: str, b: str, metric: str, spreads: dict[str, Spread]) -> Difference:

@@ -11,14 +11,16 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hookline._engine.costs import duration
 from hookline._engine.state import ArmResult, RunResult
 from hookline._record.settings import describe
+from hookline._record.terminal import plural
 from hookline.experiment.results.statistics import (
     Difference,
-    differences_from,
+    Mode,
+    arm_differences,
     last_stage,
     spread,
     stages,
@@ -45,19 +47,12 @@ def mean_text(mean: float | None, std: float | None) -> str:
     """
     if mean is None or std is None:
         return number_text(mean)
-    decimals = _decimals(std)
-    if decimals is None or not math.isfinite(mean) or abs(mean) >= 1e6:
+    is_readable = math.isfinite(std) and std != 0.0 and math.isfinite(mean) and abs(mean) < 1e6
+    decimals = 1 - math.floor(math.log10(abs(std))) if is_readable else 0  # two digits of the spread
+    if not is_readable or decimals > 8:
         return f"{number_text(mean)} ± {std:.2g}"
+    decimals = max(0, decimals)
     return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
-
-
-def signed_text(value: float) -> str:
-    """A difference with its sign.
-
-    >>> signed_text(0.5), signed_text(-0.25)
-    ('+0.5', '-0.25')
-    """
-    return f"{value:+.3g}"
 
 
 def time_text(seconds: float) -> str:
@@ -72,24 +67,7 @@ def time_text(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def plural(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> plural(1, "run"), plural(1200, "run")
-    ('1 run', '1,200 runs')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _decimals(std: float) -> int | None:
-    """The number of decimals that show two digits of a spread; None if it needs another notation."""
-    if not math.isfinite(std) or std == 0.0:
-        return None
-    decimals = 1 - math.floor(math.log10(abs(std)))
-    return None if decimals > 8 else max(0, decimals)
-
-
-def difference_text(row: Difference, mode: Literal["min", "max"]) -> str:
+def difference_text(row: Difference, mode: Mode) -> str:
     """Describe a difference: which arm is better and how surely, or how many repeats it would take to know.
 
     >>> difference_text(Difference("low", "high", "accuracy", 0.12, (0.03, 0.21), 3, 3, True, 3), "max")
@@ -100,47 +78,25 @@ def difference_text(row: Difference, mode: Literal["min", "max"]) -> str:
         return f"{row.a} and {row.b} cannot be compared: {' and '.join(without)} has no result."
     if row.difference != row.difference:
         return f"{row.a} and {row.b} cannot be compared: not all of their results are numbers."
+    repeats = plural(row.n_a, "repeat") if row.n_a == row.n_b else f"{row.n_a} and {row.n_b} repeats"
+    gap, by = row.difference, abs(row.difference)
+    winner, loser = (row.b, row.a) if (gap > 0 if mode == "max" else gap < 0) else (row.a, row.b)
     if row.interval is None:
-        return _no_interval_text(row, mode)
-    return _separated_text(row, mode) if row.separated else _not_separated_text(row)
-
-
-def _separated_text(row: Difference, mode: Literal["min", "max"]) -> str:
-    winner, loser, by, interval = _oriented(row, mode)
-    low, high = interval or (by, by)
+        text = f"{winner} came out {by:.3g} better than {loser}" if by else f"{winner} and {loser} came out equal"
+        if min(row.n_a, row.n_b) > 1:
+            return f"{text}; these values have no confidence interval."
+        return f"{text}, with {repeats}: at least 2 of each are needed to tell whether that is more than chance."
+    low, high = row.interval
+    if not row.separated:
+        observed = f"the difference is {gap:.3g}, its 95% interval {low:.3g} to {high:.3g}"
+        text = f"{row.a} and {row.b} cannot be distinguished with {repeats}: {observed}"
+        if row.repeats_to_separate is None:
+            return f"{text}."
+        return f"{text}; about {row.repeats_to_separate:,} of each would do, if difference and spread stay the same."
     if low == high:
         return f"{winner} beats {loser} by {by:.3g} (all repeats of each arm are equal)."
+    low, high = (-high, -low) if gap < 0 else (low, high)  # the interval of the positive difference
     return f"{winner} beats {loser} by {by:.3g} (95% interval {low:.3g} to {high:.3g})."
-
-
-def _not_separated_text(row: Difference) -> str:
-    low, high = row.interval or (0.0, 0.0)
-    observed = f"the difference is {row.difference:.3g}, its 95% interval {low:.3g} to {high:.3g}"
-    text = f"{row.a} and {row.b} cannot be distinguished with {_repeats(row)}: {observed}"
-    if row.repeats_to_separate is None:
-        return f"{text}."
-    return f"{text}; about {row.repeats_to_separate:,} of each would do, if difference and spread stay the same."
-
-
-def _no_interval_text(row: Difference, mode: Literal["min", "max"]) -> str:
-    winner, loser, by, _ = _oriented(row, mode)
-    text = f"{winner} came out {by:.3g} better than {loser}" if by else f"{winner} and {loser} came out equal"
-    if min(row.n_a, row.n_b) > 1:
-        return f"{text}; these values have no confidence interval."
-    return f"{text}, with {_repeats(row)}: at least 2 of each are needed to tell whether that is more than chance."
-
-
-def _oriented(row: Difference, mode: Literal["min", "max"]) -> tuple[str, str, float, tuple[float, float] | None]:
-    """The better arm, the other one, the positive difference, and its interval."""
-    gap, interval = row.difference or 0.0, row.interval
-    winner, loser = (row.b, row.a) if (gap > 0 if mode == "max" else gap < 0) else (row.a, row.b)
-    if gap < 0 and interval is not None:
-        interval = (-interval[1], -interval[0])
-    return winner, loser, abs(gap), interval
-
-
-def _repeats(row: Difference) -> str:
-    return plural(row.n_a, "repeat") if row.n_a == row.n_b else f"{row.n_a} and {row.n_b} repeats"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +129,13 @@ class ArmRow:
     seconds: float
 
 
-def table(arms: Sequence[ArmResult], metric: str | None, mode: Literal["min", "max"]) -> list[ArmRow]:
+def table(arms: Sequence[ArmResult], metric: str | None, mode: Mode) -> list[ArmRow]:
     """A row for each arm, in order; of the last stage if there are stages."""
     stage = last_stage(arms)
     return [_row(arm, arm.runs, metric, mode, stage) for arm in arms]
 
 
-def stage_table(arms: Sequence[ArmResult], metric: str | None, mode: Literal["min", "max"]) -> list[ArmRow]:
+def stage_table(arms: Sequence[ArmResult], metric: str | None, mode: Mode) -> list[ArmRow]:
     """A row for each arm and stage; without stages, for each arm."""
     every: Sequence[str | None] = stages(arms) or [None]
     return [
@@ -189,26 +145,18 @@ def stage_table(arms: Sequence[ArmResult], metric: str | None, mode: Literal["mi
     ]
 
 
-def ranked(rows: Iterable[ArmRow], mode: Literal["min", "max"]) -> list[ArmRow]:
+def ranked(rows: Iterable[ArmRow], mode: Mode) -> list[ArmRow]:
     """The rows by their mean, best first; rows without a mean, or with NaN, come last."""
     return sorted(rows, key=lambda row: _rank(row.mean, mode))
 
 
-def best_row(rows: Iterable[ArmRow], mode: Literal["min", "max"]) -> ArmRow | None:
-    """The row with the best mean; None if no row has one."""
-    first = min(rows, key=lambda row: _rank(row.mean, mode), default=None)
-    return None if first is None or first.mean is None or math.isnan(first.mean) else first
-
-
-def _rank(value: float | None, mode: Literal["min", "max"]) -> tuple[int, float]:
+def _rank(value: float | None, mode: Mode) -> tuple[int, float]:
     if value is None or math.isnan(value):
         return (2 if value is None else 1), 0.0
     return 0, value if mode == "min" else -value
 
 
-def _row(
-    arm: ArmResult, runs: Sequence[RunResult], metric: str | None, mode: Literal["min", "max"], stage: str | None
-) -> ArmRow:
+def _row(arm: ArmResult, runs: Sequence[RunResult], metric: str | None, mode: Mode, stage: str | None) -> ArmRow:
     found = values(arm, metric, stage)
     over = spread(found)
     ordered = sorted(found, key=lambda value: _rank(value, mode))
@@ -235,7 +183,7 @@ class Leaderboard:
     """The rows to show, the number of rows left out, the best arm, and each other arm's difference from it."""
 
     metric: str | None
-    mode: Literal["min", "max"]
+    mode: Mode
     rows: Sequence[ArmRow]
     left_out: int
     best: str | None
@@ -262,9 +210,8 @@ class Leaderboard:
         gap = self.gaps.get(row.arm)
         if gap is None or gap.difference is None:
             return NOTHING
-        return signed_text(gap.difference) + (
-            f" ({gap.interval[0]:.3g} to {gap.interval[1]:.3g})" if gap.interval else ""
-        )
+        interval = f" ({gap.interval[0]:.3g} to {gap.interval[1]:.3g})" if gap.interval else ""
+        return f"{gap.difference:+.3g}{interval}"
 
 
 def count_text(row: ArmRow) -> str:
@@ -272,15 +219,17 @@ def count_text(row: ArmRow) -> str:
     return str(row.n) if row.n == row.runs else f"{row.n} of {row.runs}"
 
 
-def leaderboard(arms: Sequence[ArmResult], metric: str | None, mode: Literal["min", "max"]) -> Leaderboard:
+def leaderboard(arms: Sequence[ArmResult], metric: str | None, mode: Mode) -> Leaderboard:
     """Up to `MOST_ROWS` arms in their order; of more, the best ones, best first."""
     rows = table(arms, metric, mode)
     shown_rows = rows if len(rows) <= MOST_ROWS else ranked(rows, mode)[:MOST_ROWS]
-    best = best_row(rows, mode)
+    best = min(rows, key=lambda row: _rank(row.mean, mode), default=None)
+    if best is not None and (best.mean is None or math.isnan(best.mean)):
+        best = None
     gaps: dict[str, Difference] = {}
     if best is not None and metric is not None:
         others = [row.arm for row in shown_rows if row.arm != best.arm]
-        gaps = {gap.b: gap for gap in differences_from(arms, best.arm, others, metric)}
+        gaps = {gap.b: gap for gap in arm_differences(arms, [(best.arm, other) for other in others], metric)}
     return Leaderboard(metric, mode, shown_rows, len(rows) - len(shown_rows), best.arm if best else None, gaps)
 
 
@@ -326,8 +275,9 @@ _FRAME = re.compile(r'\s+File "')
 
 
 def unfinished_runs(arms: Iterable[ArmResult]) -> list[RunResult]:
-    """The runs that began and did not complete their training."""
-    return [run for arm in arms for run in arm.runs if not run.is_trained and run.status != "waiting"]
+    """The runs that began and did not complete their training, without those that a search ended."""
+    others = ("waiting", "pruned")
+    return [run for arm in arms for run in arm.runs if not run.is_trained and run.status not in others]
 
 
 def incomplete_text(arms: Iterable[ArmResult]) -> str | None:
@@ -336,7 +286,7 @@ def incomplete_text(arms: Iterable[ArmResult]) -> str | None:
     stopped, waiting = (sum(run.status == status for run in runs) for status in ("stopped", "waiting"))
     if not stopped and not waiting:
         return None
-    done = sum(run.is_trained for run in runs)
+    done = sum(run.is_trained or run.status == "pruned" for run in runs)
     parts = [f"{number:,} {words}" for number, words in ((stopped, "stopped"), (waiting, "not begun")) if number]
     return f"NOT COMPLETE: {done:,} of {len(runs):,} runs; {', '.join(parts)}. Run it again to continue."
 
