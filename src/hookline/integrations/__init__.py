@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HostLoop"]
 
-_FRAMEWORKS = ("accelerate", "jax", "keras", "lightning", "ray", "torch", "transformers", "trl")
+_FRAMEWORKS = (
+    *("accelerate", "catboost", "composer", "deepspeed", "fabric", "fastai", "ignite", "jax", "keras", "levanter"),
+    *("lightgbm", "lightning", "maxtext", "prime_rl", "ray", "sklearn", "skyrl", "stable_baselines3"),
+    *("torch", "transformers", "trl", "tunix", "ultralytics", "verl", "xgboost"),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -33,16 +33,18 @@ from typing import Any, Unpack
 
 from accelerate import Accelerator
 from accelerate.state import PartialState
-from accelerate.tracking import GeneralTracker
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from torch import Generator
 
 from hookline._engine.checks import require_integer
-from hookline._engine.errors import CheckpointError, OptionError
+from hookline._engine.defaults import NAME
+from hookline._engine.errors import OptionError
+from hookline.integrations.framework_run import FrameworkRun
 from hookline.integrations.passive_run import PassiveRun
-from hookline.integrations.torch.updates import OptimizerUpdates
 from hookline.loops.batches import Batches, LoaderOrder
 from hookline.loops.options import LoopOptions, RunOptions
 from hookline.loops.run import Run
+from hookline.loops.updates import OptimizerUpdates
 
 __all__ = ["AccelerateRun", "HooklineTracker", "run"]
 
@@ -81,10 +83,6 @@ class PreparedBatches(Batches):
             found |= {id(each): each for each in held if isinstance(each, Generator)}
             waiting += [getattr(holder, name, None) for name in ("batch_sampler", "sampler")]
         return list(found.values())
-
-
-FOLDER = "accelerate"
-"""The folder of a checkpoint with the state of the accelerator."""
 
 
 class AcceleratorUpdates(OptimizerUpdates):
@@ -149,7 +147,7 @@ class AcceleratorUpdates(OptimizerUpdates):
         return has_changed and self.batches_per_step > 1
 
 
-class AccelerateRun(Run):
+class AccelerateRun(FrameworkRun):
     """Drives a loop of your own over what an accelerator has prepared.
 
     Args:
@@ -163,8 +161,8 @@ class AccelerateRun(Run):
         options: As for `hl.run`; the files of ``save`` and ``load`` come in addition.
     """
 
-    restores_itself = True
-    saves_together = True
+    framework = "Accelerate"
+    folder = "accelerate"
 
     def __init__(
         self,
@@ -221,25 +219,17 @@ class AccelerateRun(Run):
         self._updates.unwatch()
         super().finish(error)
 
-    def _save_rank_files(self, directory: Path, *, before_step: bool = False) -> None:
+    def _write_folder(self, folder: Path) -> None:
         counted = self._accelerator.step
         if self._before_step:  # a resume does the batches of this step again
             self._accelerator.step = 0
         try:
-            self._accelerator.save_state(str(directory / FOLDER))
+            self._accelerator.save_state(str(folder))
         finally:
             self._accelerator.step = counted
-        super()._save_rank_files(directory, before_step=before_step)
 
-    def _load_files(self, directory: Path) -> None:
-        if not (directory / FOLDER).is_dir():
-            raise CheckpointError(f"{directory / FOLDER} is missing: that checkpoint was saved by another kind of run.")
-        try:
-            self._accelerator.load_state(str(directory / FOLDER))
-        except Exception as error:
-            why = str(error).partition("\n")[0]
-            raise CheckpointError(f"Accelerate cannot load {directory / FOLDER}: {why}") from error
-        super()._load_files(directory)
+    def _read_folder(self, folder: Path) -> None:
+        self._accelerator.load_state(str(folder))
 
 
 def _prepared(accelerator: Accelerator) -> tuple[list[Any], ...]:
@@ -268,7 +258,7 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
 
     def __init__(
         self,
-        run_name: str = "run",
+        run_name: str = NAME,
         *,
         callbacks: Iterable[Any] = (),
         **options: Unpack[RunOptions],
@@ -336,6 +326,10 @@ class HooklineTracker(GeneralTracker):  # type: ignore[misc]
         if step is not None:
             self._last_given = step
         return self._run.step + 1 if self._last_given is None else self._last_given
+
+
+# Accelerate finds it by this name: Accelerator(log_with="hookline").
+LOGGER_TYPE_TO_CLASS.setdefault(HooklineTracker.name, HooklineTracker)
 
 
 def _is_main() -> bool:

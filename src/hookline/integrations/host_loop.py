@@ -14,7 +14,7 @@ records, and collects what callbacks request. This is all that a bridge does::
     loop.before_optimizer_step(optimizer)        on_before_optimizer_step
     loop.step_end(batch, {"loss": loss})         on_step_end; writes the row, on_log
     loop.host_log({"lr": 0.1})                   a row of its own, on_log
-    asked = loop.requests()                      what callbacks requested: stop, checkpoint, validation
+    requests = loop.requests()                   what callbacks requested: stop, checkpoint, validation
     loop.validation_start()                      on_validation_start, on_validation_epoch_start
     loop.validation_batch_start(batch)
     loop.validation_batch_end(outputs, batch)
@@ -43,15 +43,19 @@ start and the end of a training. After a training it continues that run.
 
 import logging
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, Unpack
 
-from hookline._engine.errors import CheckpointError
-from hookline._engine.metrics import MetricsRow, collect, copied
+from hookline._engine.errors import CheckpointError, OptionError
+from hookline._engine.jax_trees import WeightTree
+from hookline._engine.metrics import LatestMetrics, MediaValue, MetricsRow, collect, copied
 from hookline._engine.state import ManifestRow
 from hookline._record.device import defer
 from hookline._record.run_directory import METADATA
@@ -60,7 +64,7 @@ from hookline.loops.checkpointing import callback_states
 from hookline.loops.options import RunOptions
 from hookline.loops.session import Session
 
-RESUME_FOLDER = ".taken-up"
+RESUME_FOLDER = ".resumed"
 """The folder of a run's directory with the state that it is resumed from, while it begins."""
 STATE_FOLDER = "hookline"
 """The folder of a host's checkpoint with the state of a `HostLoop`."""
@@ -96,6 +100,15 @@ class HostLoop(Session):
         options: As for every `Session`.
     """
 
+    package: str | None = None
+    """The package whose code the training runs in, of a host that does not report that a training raised."""
+    no_gradients: str | None = None
+    no_validation_batches: str | None = None
+    no_checkpoints: str | None = None
+    no_stops: str | None = None
+    """Why this host shows no gradients and no batches of its validations, saves nothing and cannot be stopped, for
+    callbacks that need it."""
+
     def __init__(
         self,
         name: str,
@@ -109,7 +122,12 @@ class HostLoop(Session):
         self._native, self._save = native, save
         self._validating = False
         self._trains = True
+        self.cannot: Callable[[str], str | None] = lambda name: None
+        """Returns why the framework cannot apply a command, such as ``validate``; None where it can."""
         self.gradients_clipped = False
+        self.weight_tree: WeightTree | None = None
+        """The weights of a host in JAX, for callbacks that average them."""
+        self._left_out: set[str] = set()
         self._batch_idx = self._validation_batch_idx = 0
 
     @property
@@ -150,7 +168,7 @@ class HostLoop(Session):
         self.checkpoint_requested = self.validation_requested = False
         if trains:  # forget an earlier training of the same host
             self.step = self.epoch = 0
-            self.metrics, self.validation_metrics = MetricsRow(), {}
+            self.metrics, self.validation_metrics = LatestMetrics(), {}
             self.checkpoints, self._rows = [], []
             self.output_dir = None
         home = None if state is None else self._home_of(state)
@@ -163,9 +181,14 @@ class HostLoop(Session):
             if state is not None:
                 self._restore_position(dict(state))
                 self.metrics.update(dict(state["metrics"]))
+                self.control.restore(state.get("control", {}))
                 self.callbacks.load_state_dict(callback_states(state))
         # After the resume, which notes its temporary folder there: callbacks are to see the host's checkpoint.
         self.checkpointing.loaded = replace(row, metrics=dict(self.metrics)) if trains and row is not None else None
+
+    def leave_signals(self) -> None:
+        """Give signals back to the host, where nothing would check whether to stop."""
+        self._signals.restore()
 
     def train_start(
         self,
@@ -175,13 +198,14 @@ class HostLoop(Session):
         num_steps: int | None = None,
         num_epochs: int | None = None,
     ) -> None:
-        """Start to train, from the beginning or behind so many completed steps."""
+        """Start to train, from the beginning or after a number of completed steps."""
         self.step, self.epoch = step, epoch
         self.num_steps, self.num_epochs = num_steps, num_epochs
+        self.recording.continue_steps(step)
         self.start()
 
     def epoch_start(self, epoch: int, *, batches_done: int = 0) -> None:
-        """Begin an epoch, or continue it behind so many batches; epochs count from 0."""
+        """Begin an epoch, or continue it after a number of batches; epochs count from 0."""
         self.epoch, self._batch_idx = epoch, batches_done
         self.callbacks.on_train_epoch_start(self)
 
@@ -232,15 +256,57 @@ class HostLoop(Session):
         at = self.step + self.in_step if step is None else step
         self.commit(at, copied(collect((dict(metrics),), {}, defer)), axis, common=True)
 
+    def recordable(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics without values that hookline cannot record, such as the images of another tracker.
+
+        There is one warning per name and no error: other trackers may get the same values and support them.
+        """
+        return {name: value for name, value in metrics.items() if self._can_record(name, value)}
+
+    def _can_record(self, name: str, value: Any) -> bool:
+        if isinstance(value, MediaValue):  # not captured twice
+            return True
+        try:
+            collect(({name: value},), {}, lambda on_device: None)  # fetches nothing from a device
+        except OptionError as error:
+            if name not in self._left_out:
+                self._left_out.add(name)
+                logger.warning("%s does not record %r: %s", self.name, name, error)
+            return False
+        return True
+
     def requests(self) -> Requests:
         """Return what callbacks requested since the last call; called on all processes after each step."""
         # One collective for all three. The requests of all ranks are cleared, since each gets the same answer.
-        save, validate = self._agree(self.checkpoint_requested, self.validation_requested)
+        # Not in the middle of a step, where some hosts come as well.
+        waits = self.command_flag[0] != 0 and not self.in_step
+        save, validate, has_commands = self._agree(self.checkpoint_requested, self.validation_requested, waits)
+        if has_commands:
+            self.control.receive()
+            save, validate = self._agree(save or self.checkpoint_requested, validate or self.validation_requested)
         self.checkpoint_requested = self.validation_requested = False
         if save:
             # A collective as well: `save` was agreed on, so all ranks enter it.
             self.checkpointing.share_requests(self.step)
         return Requests(self.stop_reason if self._agreed_to_stop else None, save, validate)
+
+    def command_refusal(self, name: str) -> str | None:
+        """Return why the framework cannot apply a command; None if it can."""
+        if name == "checkpoint" and self._save is None:
+            return f"{type(self.native).__name__} saves no checkpoints for its callbacks."
+        return self.cannot(name)
+
+    def answer_requests(self) -> None:
+        """Save a requested checkpoint at the end; the request has no effect in a host that saves none."""
+        if self._save is None:
+            self.checkpoint_requested = False
+        super().answer_requests()
+
+    def save_at_boundary(self) -> ManifestRow | None:
+        """Request a checkpoint, which the framework saves after this boundary; return None."""
+        if self.command_refusal("checkpoint") is None:
+            self.request_checkpoint()
+        return None
 
     def validation_start(self) -> None:
         """Begin a validation."""
@@ -266,7 +332,8 @@ class HostLoop(Session):
             step: The number of completed steps, where the host is ahead of what it has reported.
         """
         self._validating = False
-        row = self.validation_metrics = MetricsRow(collect((dict(metrics),), {}, defer))
+        row = self.validation_metrics = MetricsRow()
+        row.update(collect((dict(metrics),), {}, defer))  # with media, which a new row would not have
         at = self.step if step is None else step  # an open step continues after the validation
         self.record_evaluation(name, row, step=at, common=True, ends_validation=True)
 
@@ -306,7 +373,7 @@ class HostLoop(Session):
         return self.checkpointing.announce(row)
 
     def state_dict(self, *, step: int | None = None) -> dict[str, Any]:
-        """Return what belongs into the host's checkpoint: counters, metrics, the callbacks' states, and the run.
+        """Return the state for the host's checkpoint: counters, metrics, the callbacks' states, and the run.
 
         Args:
             step: The number of completed steps, where the host is ahead of what it has reported.
@@ -334,9 +401,18 @@ class HostLoop(Session):
             self.has_started = True
             self.status("running", "validating")
 
+    def _on_signal(self, name: str) -> None:
+        # A training that raised leaves the loop running where the host does not report it. A signal outside of the
+        # host's code is therefore not for this loop: restore the previous handler and raise the signal again.
+        if self.package is not None and not _runs_in(self.package):
+            self._signals.restore()
+            signal.raise_signal(signal.Signals[name])
+        else:
+            super()._on_signal(name)
+
     def _home_of(self, state: Mapping[str, Any]) -> Path | None:
         """The directory of the run that a state was saved in, if it is there and where this loop's runs are."""
-        if self.root is None or not state.get("run"):
+        if self.root is None or self.recording.is_joined or not state.get("run"):
             return None
         home = Path(state["run"])
         is_there = (home / METADATA).is_file()
@@ -360,6 +436,7 @@ class HostLoop(Session):
     def _commit_of_host(self, given: Mapping[str, Any], step: int, row: MetricsRow) -> None:
         """Write the row of a step: rank zero records the host's metrics, each rank what its subscribers log."""
         own = row if self.rank == 0 else MetricsRow({name: row[name] for name in row if name not in given})
+        own.media = row.media
         self._write(step, own)
         # The whole row on every rank: the callbacks of all ranks see what the host reported.
         self._notify_log(step, row)
@@ -374,14 +451,23 @@ class HostLoop(Session):
             self._close()
 
     def _finish_open_work(self) -> None:
-        # The host began a step and did not complete it; what was logged in it is kept.
+        # The host began a step and did not complete it; values logged in it are kept.
         number, row = self.lifecycle.abandon()
         self._validating = False
-        if row:
+        if row or row.media:
             self.commit(number, row)
 
     def _abandon_step(self) -> None:
         self._validating = False
+
+
+def _runs_in(package: str) -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def save(directory: str | Path, loop: HostLoop) -> None:
@@ -396,7 +482,7 @@ def save(directory: str | Path, loop: HostLoop) -> None:
 
 
 def load(directory: str | Path) -> dict[str, Any] | None:
-    """Return the state in a host's checkpoint; None where there is none, or none that can be read."""
+    """Return the state in a host's checkpoint; None if it is missing or unreadable."""
     folder = Path(directory) / STATE_FOLDER
     checkpoint.recover(folder)
     if not checkpoint.is_checkpoint(folder):

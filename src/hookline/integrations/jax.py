@@ -9,6 +9,16 @@
 
 `log` never waits for a device: JAX's own asynchronous copy fetches an array, which is recorded when it has arrived.
 
+An update is a function of the state, so a loop shows callbacks its gradients where it makes the update::
+
+    loss, gradients = loss_and_gradients(loop.train_state["params"], batch)
+    if loop.before_update(gradients):
+        loop.train_state = updated(loop.train_state, gradients)
+
+`on_before_optimizer_step` fires there, so gradient norms are logged and a `NaNGuard` can skip the update. `EMA`
+averages ``loop.model``, which ``model=`` selects from the state, and validations find the averages in
+``loop.train_state``. With ``optax.inject_hyperparams`` callbacks and commands find and set the learning rate.
+
 Checkpoints hold the state, the random key, and the random states of Python and NumPy that the order of the data comes
 from, so a resume is exact. A pytree is two files: the arrays in ``.npz``, and in ``.json`` the path and the type of
 each leaf. The structure is not saved but taken from the tree that is filled: no class is looked up by a name in a
@@ -24,7 +34,7 @@ require("jax", ">=0.4.30", extra="jax", what=__name__)
 require("jaxlib", None, extra="jax", what=__name__)
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 from zipfile import BadZipFile
@@ -34,6 +44,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hookline._engine.errors import CheckpointError, OptionError
+from hookline._engine.jax_trees import WeightTree, named_leaves
+from hookline.integrations.host_callback import LearningRateView
+from hookline.loops.checkpoint import require_equal_shapes
 from hookline.loops.data_position import ReplayedOrder
 from hookline.loops.options import LoopOptions
 from hookline.loops.run import Run
@@ -96,7 +109,8 @@ def read(tree: Any, path: Path) -> Any:
     try:
         text = path.with_suffix(".json").read_text(encoding="utf-8")
         there = [Leaf(**{**leaf, "shape": tuple(leaf["shape"])}) for leaf in json.loads(text)]
-        _require_fitting(path, there, here)
+        saved_shapes, shapes = ({leaf.path: leaf.described() for leaf in leaves} for leaves in (there, here))
+        require_equal_shapes(path, "state", saved_shapes, shapes)
         with path.with_suffix(".npz").open("rb") as file, np.load(file, allow_pickle=False) as saved:
             arrays = {int(name): saved[name] for name in saved.files}
     except FileNotFoundError as error:
@@ -158,17 +172,6 @@ def _put_back(leaf: Leaf, array: Any, place: Any) -> Any:
     return jnp.asarray(array) if alone else jax.device_put(array, place.sharding)
 
 
-def _require_fitting(path: Path, there: list[Leaf], here: list[Leaf]) -> None:
-    saved, own = ({leaf.path: leaf.described() for leaf in leaves} for leaves in (there, here))
-    wrong = [f"{name} is not in this state" for name in saved.keys() - own.keys()]
-    wrong += [f"{name} is not in the checkpoint" for name in own.keys() - saved.keys()]
-    both = saved.keys() & own.keys()
-    wrong += [f"{name} is {saved[name]} there and {own[name]} here" for name in both if saved[name] != own[name]]
-    if wrong:
-        shown = "; ".join(sorted(wrong)[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        raise CheckpointError(f"{path} is one of another state: {shown}. Nothing was changed.")
-
-
 def _is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
@@ -190,7 +193,6 @@ class JaxRun(Run):
     """
 
     restores_itself = True
-    no_gradients = "in JAX an update is a function of the state, and shows no gradients"
 
     def __init__(
         self,
@@ -212,6 +214,11 @@ class JaxRun(Run):
         self.train_state, self.key = train_state, key
         self._pick = model
         self._order: ReplayedOrder = ReplayedOrder()
+        self._skips_update = False
+        self._rate: LearningRateView | None = None
+        self.weight_tree = WeightTree(lambda: self.model, self._set_weights)
+        self.gradients: Any = None
+        """The gradients that `before_update` was given, while `on_before_optimizer_step` fires."""
 
     @property
     def model(self) -> Any:
@@ -222,6 +229,56 @@ class JaxRun(Run):
     def model(self, model: Any) -> None:
         if model is not None:  # `Loop` assigns None
             raise OptionError("loop.model is a part of loop.train_state: assign that, and say which part with model=.")
+
+    @property
+    def optimizer(self) -> Any:
+        """The learning rate of ``optax.inject_hyperparams`` in ``param_groups``, where the state has one."""
+        if self._rate is None and _rates_in(self.train_state):
+            self._rate = LearningRateView(lambda: float(_rates_in(self.train_state)[0]), self._set_rate)
+        return self._rate
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        if optimizer is not None:  # `Loop` assigns None
+            raise OptionError("In JAX the optimizer's state is a part of loop.train_state: it cannot be assigned.")
+
+    def before_update(self, gradients: Any) -> bool:
+        """Report the gradients of the step, before the update.
+
+        Args:
+            gradients: All gradients of the step, a pytree.
+
+        Returns:
+            Whether to make the update: a `NaNGuard` skips one with gradients that are not finite.
+        """
+        self._skips_update = False
+        if self.in_step:
+            self.gradients = gradients
+            try:
+                self.callbacks.on_before_optimizer_step(self, None)
+            finally:
+                self.gradients = None  # they may be donated to the update
+        return not self._skips_update
+
+    def skip_update(self) -> None:
+        """Have `before_update` return False; for callbacks, in `on_before_optimizer_step`."""
+        self._skips_update = True
+
+    def _set_weights(self, weights: Mapping[str, Any]) -> None:
+        new = {id(array): weights[name] for name, array in named_leaves(self.model).items() if name in weights}
+        leaves, structure = jax.tree_util.tree_flatten(self.train_state)
+        if new.keys() - set(map(id, leaves)):
+            raise OptionError(
+                "The model that callbacks are to change is not a part of the state: with model= return a part of it, "
+                "such as lambda state: state['params'], and nothing that is computed from it."
+            )
+        self.train_state = structure.unflatten([new.get(id(leaf), leaf) for leaf in leaves])
+
+    def _set_rate(self, rate: float) -> None:
+        old = {id(array) for array in _rates_in(self.train_state)}
+        leaves, structure = jax.tree_util.tree_flatten(self.train_state)
+        new = [jnp.full_like(leaf, rate) if id(leaf) in old else leaf for leaf in leaves]
+        self.train_state = structure.unflatten(new)
 
     def next_key(self) -> Any:
         """Return a new random key, split off the one that is part of every checkpoint."""
@@ -252,6 +309,11 @@ class JaxRun(Run):
         super()._restore_position(state)
         if "replay" in state:
             self._order.load_state(state["replay"])
+
+
+def _rates_in(state: Any) -> list[Any]:
+    """Return the learning rates that ``optax.inject_hyperparams`` keeps in a state."""
+    return [array for name, array in named_leaves(state).items() if name.endswith("hyperparams.learning_rate")]
 
 
 run = JaxRun

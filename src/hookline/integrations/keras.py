@@ -28,7 +28,6 @@ require("keras", ">=3.5", extra="keras", what=__name__)
 
 import atexit
 import logging
-import signal
 import sys
 import threading
 from collections.abc import Iterable
@@ -36,6 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from hookline._engine.defaults import NAME
 from hookline._engine.errors import CheckpointError, MissingExtraError, OptionError
 from hookline._engine.state import ManifestRow
 from hookline.integrations.host_loop import HostLoop, SaveFunction
@@ -75,13 +75,14 @@ class HooklineCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self,
         callbacks: Iterable[Any] = (),
         *,
-        name: str = "run",
+        name: str = NAME,
         resume: str | Path | None = None,
         weights_only: bool = False,
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__()
         self.loop = KerasLoop(name, callback=self, save=self._save, callbacks=callbacks, **options)
+        self.loop.cannot = {"validate": "Keras validates only at the end of an epoch."}.get
         self._resume = None if resume is None else Path(resume)
         self._weights_only = weights_only
         self._thread = 0
@@ -264,6 +265,7 @@ class KerasLoop(HostLoop):
         save, callbacks, options: As for `HostLoop`.
     """
 
+    package = "keras"
     no_gradients = "Keras updates the weights inside of a batch, and shows no gradients"
 
     def __init__(
@@ -277,18 +279,6 @@ class KerasLoop(HostLoop):
     ) -> None:
         self._callback = callback
         super().__init__(name, native=None, save=save, callbacks=callbacks, **options)
-
-    def _on_signal(self, name: str) -> None:
-        # A fit that raised leaves the loop running, because Keras does not report it. A signal outside of Keras's
-        # code is therefore not for this loop: restore the previous handler and raise the signal again.
-        frame = sys._getframe()
-        while frame.f_back is not None:
-            frame = frame.f_back
-            if frame.f_globals.get("__name__", "").partition(".")[0] == "keras":
-                super()._on_signal(name)
-                return
-        self._signals.restore()
-        signal.raise_signal(signal.Signals[name])
 
     @property
     def model(self) -> Any:

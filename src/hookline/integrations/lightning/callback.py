@@ -22,9 +22,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Unpack
 
-from hookline._engine.encoding import decode, encode
+from hookline._engine.defaults import NAME
 from hookline._engine.errors import DuplicateError
 from hookline._engine.state import ManifestRow
+from hookline._engine.state_encoding import decode, encode
 from hookline.integrations.host_loop import HostLoop
 from hookline.integrations.lightning.logger import FRAMEWORK, HooklineLogger, LoggedMetrics, with_hookline_names
 from hookline.loops.options import RunOptions
@@ -48,10 +49,11 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
         self,
         callbacks: Iterable[Any] = (),
         *,
-        name: str = "run",
+        name: str = NAME,
         **options: Unpack[RunOptions],
     ) -> None:
         self.loop = HostLoop(name, native=None, save=self._save, callbacks=callbacks, **options)
+        self.loop.cannot = self._cannot
         self.is_recording = False
         self._checkpoint_listener = CheckpointListener(self._checkpoint_saved)
         self._validation = ValidationRequest()
@@ -117,7 +119,7 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
         if not self._epoch_is_open:  # a fit that resumes in the middle of an epoch
             self.on_train_epoch_start(trainer, pl_module)
         if not self.loop.in_step:
-            self._log_rest(trainer)  # what one of the module's hooks logged after the last step
+            self._log_rest(trainer)  # values that one of the module's hooks logged after the last step
             self.loop.step_start()
         self.loop.batch_start(batch, batch_idx)
 
@@ -143,7 +145,7 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._validation.withdraw()
-        self._log_rest(trainer)  # what the module logged at the end of the last epoch, after its callbacks
+        self._log_rest(trainer)  # values that the module logged at the end of the last epoch, after its callbacks
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -257,10 +259,17 @@ class HooklineCallback(FRAMEWORK.Callback):  # type: ignore[misc]
             self.is_recording = False
 
     def _log_rest(self, trainer: Any) -> None:
-        """Record what was logged after the last step, such as the means of an epoch."""
+        """Record values logged after the last step, such as the means of an epoch."""
         rest = self._logged.take_new(trainer)
         if rest:
             self.loop.host_log(rest, step=self.loop.step)
+
+    def _cannot(self, command: str) -> str | None:
+        """Return why Lightning cannot apply a command, or None."""
+        trainer = self.loop.native
+        if command != "validate" or (trainer.enable_validation and trainer.val_check_batch is not None):
+            return None
+        return "The trainer validates by time." if trainer.enable_validation else "The trainer has no validation data."
 
     def _apply_requests(self, trainer: Any, *, can_validate: bool = False) -> None:
         requests = self.loop.requests()
@@ -331,7 +340,7 @@ class StepLoss:
         """Return the step's loss as a metric, if its batches had one, and start the next step.
 
         Args:
-            divided_by: What each loss was divided by.
+            divided_by: The divisor of each loss.
         """
         total, batches = self._sum, self._batches
         self._sum, self._batches = None, 0
@@ -343,7 +352,7 @@ class StepLoss:
 class ValidationRequest:
     """Makes a trainer validate after the current batch, by changing its settings for that batch.
 
-    Lightning decides after each batch whether to validate, by ``val_check_batch`` (every so many batches) and
+    Lightning decides after each batch whether to validate, by ``val_check_batch`` (every N batches) and
     ``check_val_every_n_epoch``. A trainer that validates by time looks at neither, so it cannot be asked.
     """
 

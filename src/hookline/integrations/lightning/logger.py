@@ -1,8 +1,8 @@
-"""`HooklineLogger`: records what a module logs, as one of the trainer's loggers.
+"""`HooklineLogger`: records a module's logged values, as one of the trainer's loggers.
 
-On its own it records what Lightning gives its loggers, every ``log_every_n_steps``, at Lightning's steps (counted from
-0). If the trainer also has a `HooklineCallback`, the callback records every step in its own run, and the logger adds
-the rest to that run: hyperparameters, and what is logged through it directly.
+On its own it records the values that Lightning passes to loggers, every ``log_every_n_steps``, at Lightning's steps
+(counted from 0). If the trainer also has a `HooklineCallback`, the callback records every step in its own run, and the
+logger adds the rest to that run: hyperparameters, and what is logged through it directly.
 
 A logger has one run, which starts with the first thing to record and continues with every fit and test.
 """
@@ -10,12 +10,15 @@ A logger has one run, which starts with the first thing to record and continues 
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-from hookline._engine.errors import MissingExtraError
+from hookline._engine.defaults import NAME
+from hookline._engine.errors import MissingExtraError, OptionError
+from hookline._record.media import Audio, Image, Video
+from hookline._record.media_table import Table
 from hookline.integrations.host_loop import HostLoop
 from hookline.integrations.passive_run import PassiveRun
 from hookline.loops.options import RecordOptions
@@ -53,6 +56,14 @@ class RunOwner(Protocol):
         """Check whether the callback itself records a metric."""
 
 
+class LoggerRun(PassiveRun):
+    """The run of a logger, which Fabric does not finalize: a program that ends without an error has finished it."""
+
+    def _end_with_the_program(self) -> None:
+        error = getattr(sys, "last_value", None)  # the uncaught exception, if there was one
+        self.finish(error if isinstance(error, BaseException) else None)
+
+
 class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
     """A Lightning logger that writes hookline's record.
 
@@ -62,13 +73,13 @@ class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
 
     def __init__(
         self,
-        name: str = "run",
+        name: str = NAME,
         *,
         summary: bool = True,
         **options: Unpack[RecordOptions],
     ) -> None:
         super().__init__()
-        self._own = PassiveRun(name, summary=summary, **options)
+        self._own = LoggerRun(name, summary=summary, **options)
         self._owner: RunOwner | None = None
         self._state: dict[str, Any] | None = None
         self._early: list[tuple[dict[str, Any], int | None]] = []  # logged before the callback's run was open
@@ -100,7 +111,7 @@ class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
         own, theirs = self._own, owner.loop
         if own.recording.sinks or (own.name, own.project, own.root) != (theirs.name, theirs.project, theirs.root):
             logger.warning("HooklineLogger records in the run of HooklineCallback, with its name, project and sinks.")
-        self.finalize("success")  # the logger's own run, of what was logged before
+        self.finalize("success")  # the logger's own run, with the values logged before
         own.name = theirs.name
         own.recording.project, own.recording.root = theirs.project, theirs.root
         if own.config:
@@ -123,6 +134,48 @@ class HooklineLogger(FRAMEWORK.loggers.Logger):  # type: ignore[misc]
                 owner.loop.host_log(others, step=step)
         else:
             self._early.append((dict(metrics), step))
+
+    def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **options: Any) -> None:
+        """Record images under a name, as `WandbLogger.log_image` does.
+
+        Args:
+            images: Anything that `hookline.Image` accepts.
+            options: Options of `hookline.Image`, one for each image: ``caption=["a cat", "a dog"]``.
+        """
+        self._log_media(Image, key, images, step, options)
+
+    def log_audio(self, key: str, audios: Sequence[Any], step: int | None = None, **options: Any) -> None:
+        """Record sounds under a name, as `WandbLogger.log_audio` does; the options are those of `hookline.Audio`."""
+        if "sample_rate" in options:  # W&B's name
+            options["rate"] = options.pop("sample_rate")
+        self._log_media(Audio, key, audios, step, options)
+
+    def log_video(self, key: str, videos: Sequence[Any], step: int | None = None, **options: Any) -> None:
+        """Record videos under a name, as `WandbLogger.log_video` does; the options are those of `hookline.Video`."""
+        self._log_media(Video, key, videos, step, options)
+
+    def log_table(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Record a table, as `WandbLogger.log_table` does: columns and rows, or a data frame."""
+        self.log_metrics({key: Table(dataframe if columns is None else columns, data or ())}, step)
+
+    log_text = log_table
+
+    def _log_media(self, kind: Any, key: str, values: Sequence[Any], step: int | None, options: dict[str, Any]) -> None:
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+            raise OptionError(f"{key!r}: {type(values).__name__} is not a list; give a list of values.")
+        for name, given in options.items():
+            if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(values):
+                raise OptionError(f"{name}={given!r:.100}: give a list with one for each of the {len(values)} values.")
+        own = [{name: given[number] for name, given in options.items()} for number in range(len(values))]
+        made = [kind(value, **chosen) for value, chosen in zip(values, own, strict=True)]
+        self.log_metrics({key: made}, step)
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace, *args: Any, **options: Any) -> None:
         """Add hyperparameters to the run's configuration; during the run, an event records the change."""
@@ -181,7 +234,7 @@ class LoggedMetrics:
         self._seen: dict[str, Any] = {}  # keeps the tensors alive, so that no new one has the same address
 
     def take_new(self, trainer: Any) -> dict[str, Any]:
-        """Return what was logged since the last call."""
+        """Return the values logged since the last call."""
         new = {
             name: value
             for name, value in dict(trainer.callback_metrics).items()

@@ -12,11 +12,18 @@ from typing import Any, Self, Unpack
 
 from ray.train import UserCallback
 
+from hookline._engine.defaults import mode
 from hookline._engine.errors import OptionError
-from hookline._engine.metrics import collect
+from hookline._engine.metrics import MediaValue, collect
 from hookline._record import run_directory
+from hookline._record.console import ConsoleWriter
+from hookline._record.console_capture import Attachment, attach, checked_mode
+from hookline._record.environment import EnvironmentGathering
 from hookline._record.journal import checked_durability
 from hookline._record.recorder import Recorder
+from hookline._record.redaction import as_redactor
+from hookline._record.source_code import checked_code
+from hookline.config.variables import choose
 from hookline.loops import run_facts
 from hookline.loops.options import RecordOptions
 from hookline.loops.run_sinks import DRAIN_SECONDS, RunSinks
@@ -33,7 +40,8 @@ class HooklineTrainCallback(UserCallback):
             TorchTrainer(..., run_config=RunConfig(callbacks=[recorded])).fit()
 
     Args:
-        name, options: As for every run of hookline.
+        name, options: As for every run of hookline. ``console`` records what the driver prints, to which Ray forwards
+            the output of workers.
     """
 
     def __init__(
@@ -41,31 +49,38 @@ class HooklineTrainCallback(UserCallback):
         name: str = "ray",
         **options: Unpack[RecordOptions],
     ) -> None:
-        root = options.get("root", "runs")
-        if root is None:
+        given = {key: options[key] for key in ("project", "root", "tags", "sinks") if key in options}
+        chosen = choose(name=name, **given)  # type: ignore[arg-type]
+        self._is_disabled = mode() == "disabled"
+        if chosen.root is None and not self._is_disabled:
             raise OptionError("root=None: Ray Train's controller and this process share the run's directory. Give one.")
         delivery, drain_seconds = options.get("delivery", "thread"), options.get("drain_seconds", DRAIN_SECONDS)
         self._durability = checked_durability(options.get("durability", "checkpoint"))
-        self._project, self._root = options.get("project", "default"), Path(root).resolve()
-        self._facts = run_facts.user_facts(
-            name, options.get("config"), options.get("tags", ()), options.get("notes", "")
-        )
+        self._console_mode = checked_mode(options.get("console", True))
+        self._console: Attachment | None = None
+        self._redactor, self._code = as_redactor(options.get("redact")), checked_code(options.get("code", "diff"))
+        self._project, self._root = chosen.project, Path(chosen.root or ".").resolve()
+        self._facts = run_facts.user_facts(chosen.name, options.get("config"), chosen.tags, options.get("notes", ""))
         self._facts |= {"project": self._project, "parents": {}}
-        self._sinks: RunSinks | None = RunSinks(
-            options.get("sinks", ()), delivery=delivery, drain_seconds=drain_seconds
-        )
+        self._sinks: RunSinks | None = RunSinks(chosen.sinks, delivery=delivery, drain_seconds=drain_seconds)
         self.dir: Path | None = None
         self._recorder: Recorder | None = None
+        self._environment: EnvironmentGathering | None = None
         self._step = self._reports = 0
         self._has_failed = False  # since the last report
 
     def __enter__(self) -> Self:
         if self.dir is not None or self._sinks is None:
             raise OptionError("A HooklineTrainCallback records one fit: create another one.")
-        self.dir = run_directory.create(self._root, self._project, self._facts)
+        if self._is_disabled:
+            return self
+        self.dir = run_directory.create(self._root, self._project, self._facts, redactor=self._redactor)
         run_directory.acquire(self.dir)
         self._record_status("running")
+        self._environment = EnvironmentGathering(self.dir, self._redactor, code=self._code)
+        self._environment.start()
         self._sinks.open(self.dir)
+        self._console = attach(ConsoleWriter(self.dir, redact=self._redactor), self._console_mode)
         return self
 
     def __exit__(
@@ -73,6 +88,10 @@ class HooklineTrainCallback(UserCallback):
     ) -> None:
         if self.dir is None or self._sinks is None:
             return
+        if self._console is not None:
+            self._console.close()
+        if self._environment is not None:
+            self._environment.finish()
         self._record_status("finished" if error is None else "failed", "" if error is None else _describe(error))
         try:
             self._sinks.close()
@@ -80,11 +99,15 @@ class HooklineTrainCallback(UserCallback):
             run_directory.release(self.dir)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._entered_dir()  # the copy for Ray's controller needs it
-        return self.__dict__ | {"_sinks": None, "_recorder": None, "_facts": {}}
+        if not self._is_disabled:
+            self._entered_dir()  # the copy for Ray's controller needs it
+        not_sent = dict.fromkeys(("_sinks", "_recorder", "_console", "_environment"))
+        return self.__dict__ | not_sent | {"_facts": {}}
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
         """Record a report of all workers."""
+        if self._is_disabled:
+            return
         self._reports += 1
         given = metrics[0].get("step") if metrics else None
         step = given if isinstance(given, int) else self._reports
@@ -114,13 +137,15 @@ class HooklineTrainCallback(UserCallback):
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Record the failures of workers, which Ray may start again."""
+        if self._is_disabled:
+            return
         self._has_failed = True
         for rank, error in worker_exceptions.items():
             self._open_recorder().event("worker_failed", step=self._step, rank=rank, error=_describe(error))
 
     def _open_recorder(self) -> Recorder:
         if self._recorder is None:
-            self._recorder = Recorder(self._entered_dir(), durability=self._durability)
+            self._recorder = Recorder(self._entered_dir(), durability=self._durability, redact=self._redactor)
         return self._recorder
 
     def _entered_dir(self) -> Path:
@@ -130,12 +155,14 @@ class HooklineTrainCallback(UserCallback):
 
     def _record_status(self, status: str, message: str = "") -> None:
         # The driver writes its own journal: the controller has another.
-        recorder = Recorder(self._entered_dir(), durability=self._durability)
+        recorder = Recorder(self._entered_dir(), durability=self._durability, redact=self._redactor)
         recorder.status(status, message)
         recorder.close()
 
 
 def _can_log(name: str, value: Any) -> bool:
+    if isinstance(value, MediaValue):  # not captured twice
+        return True
     try:
         collect(({name: value},), {})
     except OptionError:

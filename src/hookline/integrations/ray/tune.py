@@ -16,8 +16,9 @@ from typing import Any, Unpack
 from ray import cloudpickle
 from ray.tune import Callback as TuneCallback
 
-from hookline._engine.encoding import decode, encode
+from hookline._engine.defaults import ROOT, resolved
 from hookline._engine.errors import CheckpointError, OptionError
+from hookline._engine.state_encoding import decode, encode
 from hookline._record import run_directory
 from hookline._record.settings import settings
 from hookline.integrations.passive_run import PassiveRun
@@ -41,18 +42,19 @@ class HooklineTuneCallback(TuneCallback):
     Args:
         options: As for every run of hookline, for each trial. ``project`` is the experiment's name by default;
             ``sinks`` are names or mappings, from which each trial creates its own; a trial's settings are added to
-            ``config``.
+            ``config``. ``console`` is False by default: trials run in processes of their own, and what the driver
+            prints is about all of them.
     """
 
     def __init__(self, **options: Unpack[RecordOptions]) -> None:
-        root = options.get("root", "runs")
+        root = resolved(options.get("root", ROOT))
         if root is None:
             raise OptionError("root=None: trials are recorded in directories. Give one.")
         sinks = list(options.get("sinks", ()))
         for sink in sinks:
             if not isinstance(sink, str | Mapping):
                 raise OptionError(f"sinks=[{sink!r}]: give names or mappings, from which each trial creates its own.")
-        self._options: RecordOptions = {**options, "root": Path(root).resolve(), "sinks": sinks}
+        self._options: RecordOptions = {"console": False, **options, "root": Path(root).resolve(), "sinks": sinks}
         PassiveRun("trial", **self._options)  # refuses wrong options now, not at the first trial
         self._runs: dict[str, PassiveRun] = {}
         self._states: dict[str, dict[str, Any]] = {}  # of restored trials that have not continued yet
@@ -122,7 +124,7 @@ class HooklineTuneCallback(TuneCallback):
             "parents": {"experiment_id": experiment, "trial_id": trial.trial_id},
             "experiment": {"id": experiment, "name": experiment, "arm": _arm(trial), "run_key": run.name},
         }
-        run.resume_from = run_directory.create(run.root or "", run.project, facts)
+        run.resume_from = run_directory.create(run.root or "", run.project, facts, redactor=run.recording.redactor)
         try:
             run.begin()
         finally:

@@ -30,13 +30,15 @@ from hookline._engine.checks import require_integer
 from hookline._engine.errors import DuplicateError, OptionError
 from hookline.integrations.transformers.callback import HooklineCallback
 from hookline.integrations.transformers.logging_callbacks import EnhancedLoggingCallback, OptimizedLoggingCallback
-from hookline.integrations.trl import GenerationObserver, generates
+from hookline.integrations.transformers.reporting import register
+from hookline.integrations.trl import observe
 from hookline.loops.options import RunOptions
 
 __all__ = ["EnhancedLoggingCallback", "HooklineCallback", "OptimizedLoggingCallback", "attach"]
 
 logger = logging.getLogger("hookline")
 
+register()
 METHODS = ("train", "training_step", "evaluate", "prediction_step")
 
 
@@ -91,7 +93,7 @@ class Attachment:
 
     def __init__(self, trainer: Any, callback: HooklineCallback, samples: int | None) -> None:
         self.trainer, self.callback = trainer, callback
-        self.generations = GenerationObserver(trainer, callback.loop, samples) if generates(trainer) else None
+        self.generations = observe(trainer, callback.loop, samples)
         self._evaluations = 0
         self._is_removed = False
         self._previous = {name: vars(trainer)[name] for name in METHODS if name in vars(trainer)}

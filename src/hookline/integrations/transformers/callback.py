@@ -26,8 +26,9 @@ from typing import Any, Unpack
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hookline._engine.defaults import NAME
 from hookline._engine.errors import CheckpointError
-from hookline._engine.metrics import PLAIN, plain
+from hookline._engine.metrics import PLAIN, MediaValue, plain
 from hookline._engine.state import ManifestRow
 from hookline.integrations import host_loop
 from hookline.integrations.host_loop import HostLoop
@@ -44,9 +45,13 @@ _SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparatio
 
 
 def recordable(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert logged values to numbers and strings."""
+    """Convert logged values to numbers and strings; media are kept."""
     plain_logs = {str(name): plain(value) for name, value in logs.items()}
-    return {name: value if type(value) in PLAIN else str(value) for name, value in plain_logs.items() if name}
+    return {
+        name: value if type(value) in PLAIN or isinstance(value, MediaValue) else str(value)
+        for name, value in plain_logs.items()
+        if name
+    }
 
 
 def evaluation_metrics(metrics: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -95,10 +100,11 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
         self,
         callbacks: Iterable[Any] = (),
         *,
-        name: str = "run",
+        name: str = NAME,
         **options: Unpack[RunOptions],
     ) -> None:
         self.loop = HostLoop(name, native=None, save=self._save, callbacks=callbacks, **options)
+        self.loop.cannot = self._cannot
         self.trainer: Any = None
         self.attachment: Any = None
         self.resumes_from: str | None = None
@@ -275,7 +281,7 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
         loop.scheduler = kwargs.get("lr_scheduler")
 
     def _end_waiting_step(self, control: Any, metrics: dict[str, Any] | None = None) -> None:
-        """End the step that waits for its log, with its own loss and what was logged.
+        """End the step that waits for its log, with its own loss and the logged values.
 
         A trainer may log without calling its callbacks: then the next event ends the step.
         """
@@ -304,16 +310,22 @@ class HooklineCallback(TrainerCallback):  # type: ignore[misc]
             self.loop.epoch_end()
             self._apply_requests(control)
 
+    def _cannot(self, command: str) -> str | None:
+        """Return why Hugging Face cannot apply a command, or None."""
+        if command != "validate":
+            return None
+        if self.is_attached:
+            can_evaluate = self.trainer.eval_dataset is not None
+        else:
+            can_evaluate = str(getattr(self._args.eval_strategy, "value", self._args.eval_strategy)) != "no"
+        return None if can_evaluate else "This trainer has no eval_dataset."
+
     def _apply_requests(self, control: Any) -> None:
         requests = self.loop.requests()
         if requests.stop is not None:
             control.should_training_stop = True
         if requests.validation:
-            if self.is_attached:
-                can_evaluate = self.trainer.eval_dataset is not None
-            else:
-                can_evaluate = str(getattr(self._args.eval_strategy, "value", self._args.eval_strategy)) != "no"
-            if can_evaluate:
+            if self._cannot("validate") is None:
                 control.should_evaluate = True
             else:
                 logger.warning("A validation was requested, but this trainer has no eval_dataset.")

@@ -30,12 +30,12 @@ import torch
 from hookline._engine.checks import require_integer
 from hookline._engine.errors import CheckpointError, OptionError
 from hookline._engine.torch_models import unwrapped
-from hookline.integrations.torch.updates import OptimizerUpdates
 from hookline.loops.batches import LoaderOrder
 from hookline.loops.options import LoopOptions
 from hookline.loops.run import Run
 from hookline.loops.sharded import require_supported
 from hookline.loops.training_state import TrainingState
+from hookline.loops.updates import OptimizerUpdates
 
 __all__ = ["TorchRun", "run"]
 
