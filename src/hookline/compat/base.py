@@ -6,9 +6,9 @@
   the objects it sees up to date. It warns once about methods for events that hookline never fires.
 - A `LoopFacade` replaces an object of the framework, such as Lightning's ``trainer``. It offers what a hookline loop
   knows; reading, setting or copying anything else raises `NotOfferedError`.
-- `LoopInfo` answers questions about a loop's plan and data, whichever loop it is.
+- `LoopInfo` answers questions about the plan and data of any loop.
 
-No framework is imported that the program has not imported itself.
+A framework is only used if the program has imported it.
 """
 
 import logging
@@ -203,19 +203,19 @@ class LoopFacade:
     def __repr__(self) -> str:
         return f"<hookline's {self._path} for {self._adapter.label}>"
 
-    def _not_offered(self, asked: str, name: str, *, why: str = _NOT_OFFERED) -> NotOfferedError:
+    def _not_offered(self, request: str, name: str, *, why: str = _NOT_OFFERED) -> NotOfferedError:
         instead = self.hints.get(name) or f"{self._path}: {closest(name, self._offered())}"
-        return not_offered(self._adapter, asked, instead, why=why)
+        return not_offered(self._adapter, request, instead, why=why)
 
     def _offered(self) -> list[str]:
         names = {name for owner in type(self).__mro__[:-1] for name in vars(owner)} | vars(self).keys()
         return [name for name in names - {"hints"} if not name.startswith("_")]
 
 
-def not_offered(adapter: CallbackAdapter, asked: str, instead: str, *, why: str = _NOT_OFFERED) -> NotOfferedError:
+def not_offered(adapter: CallbackAdapter, request: str, instead: str, *, why: str = _NOT_OFFERED) -> NotOfferedError:
     """Return the error for a callback that asks ``for`` something, or ``to`` do something."""
     where = f" in {adapter.event}()" if adapter.event else ""
-    return NotOfferedError(f"{adapter.label}{where} asks {asked}: {why}. {instead}")
+    return NotOfferedError(f"{adapter.label}{where} asks {request}: {why}. {instead}")
 
 
 @dataclass(frozen=True, slots=True)

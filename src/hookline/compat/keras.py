@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from hookline._engine.encoding import decode, encode
 from hookline._engine.errors import CheckpointError, OptionError
 from hookline._engine.metrics import collect, copied, plain
 from hookline._engine.state import LoopArtifacts, ManifestRow
+from hookline._engine.state_encoding import decode, encode
 from hookline._record.device import defer
 from hookline.callbacks.throughput_monitor import samples_of
 from hookline.compat.base import CallbackAdapter, LoopFacade, LoopInfo

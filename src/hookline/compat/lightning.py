@@ -1,4 +1,4 @@
-"""Runs Lightning callbacks in hookline's loops, of ``lightning`` and of ``pytorch_lightning``.
+"""Runs callbacks of ``lightning`` and ``pytorch_lightning`` in hookline's loops.
 
 - The order is Lightning's: the end of a batch that completes a step is reported after the step, when ``global_step``
   counts it; `on_validation_end` comes before `on_train_epoch_end`; there is no sanity check.

@@ -1,0 +1,1 @@
+"""A directory for ``sys.path`` and ``PYTHONPATH``: ``import wandb`` finds the package in it."""
