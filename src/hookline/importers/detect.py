@@ -20,14 +20,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hookline._engine.errors import ConfigError, MissingExtraError, UnknownNameError, closest
+from hookline._engine.metrics import SPLIT_WORDS
 from hookline._record.reader import JOURNAL
 from hookline._record.run_directory import METADATA
 from hookline.importers.csv import HPARAMS, METRICS, STEP_COLUMNS, CsvFile, LightningMetrics, has_steps, read_header
 from hookline.importers.export import SUFFIXES, Export, TableFile, columns_of, refusal, runs_in, table_of
-from hookline.importers.sources import EVAL_WORDS, Left, Source
+from hookline.importers.mlflow import (
+    META,
+    RUN_ID,
+    MlflowDatabase,
+    MlflowDirectory,
+    is_database,
+    is_run_directory,
+    runs_of_database,
+)
+from hookline.importers.sources import Left, Source
 from hookline.importers.tensorboard import EventFiles
 from hookline.importers.transformers import COMPLETIONS, STATE, Completions, TrainerState
 from hookline.importers.verl import MetricLines, Rollouts, is_evaluation, is_metrics, is_rollout
+from hookline.importers.wandb import SUFFIX, WandbRun, is_wandb_file
 
 FORMATS = {
     "tensorboard": "event files (events.out.tfevents.*)",
@@ -35,12 +46,13 @@ FORMATS = {
     "lightning": "Lightning's metrics.csv beside a hparams.yaml",
     "trl": "TRL's completions_*.parquet",
     "verl": "verl's rollouts (<step>.jsonl) and metrics ({'step': ..., 'data': {...}} lines)",
-    "hookline": "tables of metrics, samples or events that `hookline runs export` wrote (csv, jsonl, parquet)",
+    "wandb": "W&B's run directories (run-<id>.wandb and its files)",
+    "mlflow": "MLflow's stores (mlruns/<experiment>/<run>/meta.yaml, or a database of SQLite)",
+    "hookline": "tables of metrics, samples, events or media that `hookline runs export` wrote (csv, jsonl, parquet)",
     "csv": f"a CSV file with a step column ({', '.join(STEP_COLUMNS)})",
 }
 """The importable formats and their files."""
 
-_SUBDIRECTORIES = frozenset({*EVAL_WORDS, "train", "training", "rollout"})
 _RUN_KINDS = ("state", "lightning", "metrics")
 """Kinds of files that make their directory a run."""
 _FORMAT_OF = {
@@ -50,9 +62,14 @@ _FORMAT_OF = {
     "completions": "trl",
     "rollouts": "verl",
     "metrics": "verl",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "mlflow_database": "mlflow",
     "export": "hookline",
     "csv": "csv",
 }
+_OWN_RUNS = ("wandb", "mlflow", "mlflow_database", "export")
+"""Kinds of files that are runs by themselves, whatever is beside them."""
 _LISTED_FILES = 8
 _LINE_BYTES = 64 << 20
 
@@ -65,6 +82,8 @@ class DetectedRun:
     name: str
     sources: list[Source]
     left: list[Left] = field(default_factory=list)
+    is_named: bool = False
+    """Whether the user gave the name; otherwise one in the source counts."""
     part: str = ""
     """Which run of the files this is, if they can hold several."""
 
@@ -114,14 +133,14 @@ def detect(path: str | Path, *, format: str | None = None, step_column: str | No
         raise ConfigError(f"{path}: no such file or directory.")
     if _is_run(place):
         raise ConfigError(f"{path} is already a hookline run: read it with hl.read.")
-    files = list(_files(place))
+    files = list(_files(place, format))
     refused: list[Left] = []
     found = list(_recognised(files, place, format, step_column, refused))
     if not found:
         raise ConfigError(" ".join([_nothing(place, format, files), *(f"{what}: {why}" for what, why in refused)]))
     exported = [file for kind, file in found if kind == "export"]
-    others = [(kind, file) for kind, file in found if kind != "export"]
-    made = [*_group(place, others, step_column), *_group_exports(exported)]
+    others = [(kind, file) for kind, file in found if kind not in _OWN_RUNS]
+    made = [*_group(place, others, step_column), *_group_exports(exported), *_trackers(place, found)]
     if not made:
         raise ConfigError(f"{place}: the tables have no rows. Export a run that has recorded something.")
     made[0].left += refused
@@ -153,12 +172,23 @@ def _recognised(
                 yield kind, file
 
 
-def _files(place: Path) -> Iterator[Path]:
+def _files(place: Path, format: str | None) -> Iterator[Path]:  # noqa: A002
+    """Yield the files to look at; what a tracker keeps in the directory of a run belongs to that run."""
     if place.is_file():
         yield place
         return
     for folder, folders, names in os.walk(place):
         directory = Path(folder)
+        own = [name for name in names if name.endswith(SUFFIX)] if format in (None, "wandb") else []
+        if not own and format in (None, "mlflow") and META in names and is_run_directory(directory):
+            own = [META]
+        if own:
+            folders.clear()
+            yield from (directory / name for name in sorted(own))
+            continue
+        if format in (None, "mlflow") and directory.name == "artifacts" and RUN_ID.fullmatch(directory.parent.name):
+            folders.clear()  # of a run in a database
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_run(directory / name))
         yield from (directory / name for name in sorted(names) if (directory / name).is_file())
 
@@ -172,13 +202,17 @@ class _RefusedError(Exception):
 
 
 def _kind(file: Path, format: str | None, step_column: str | None, *, alone: bool) -> str | None:  # noqa: A002
-    """Determine what a file is, by its name and, if that is not enough, by its first line."""
-    if "tfevents" in file.name and not file.name.endswith(".profile-empty"):
-        return "events"
-    if file.name == STATE:
-        return "state"
-    if COMPLETIONS.fullmatch(file.name):
-        return "completions"
+    """Determine the kind of a file by its name or, if necessary, by its first line."""
+    kinds = {
+        "events": "tfevents" in file.name and not file.name.endswith(".profile-empty"),
+        "state": file.name == STATE,
+        "completions": COMPLETIONS.fullmatch(file.name),
+        "mlflow": file.name == META and is_run_directory(file.parent),
+        "wandb": is_wandb_file(file),
+        "mlflow_database": is_database(file),
+    }
+    if kind := next((kind for kind, is_this in kinds.items() if is_this), None):
+        return kind
     try:
         if format in (None, "hookline") and (file.suffix in SUFFIXES or (alone and format)):
             columns = columns_of(file)
@@ -256,9 +290,37 @@ def _group_exports(files: list[Path]) -> list[DetectedRun]:
             if held.has_statuses:
                 with_statuses.add(run)
     return [
-        DetectedRun(own[0].file, run, [Export(run, own, has_statuses=run in with_statuses)], left.get(run, []), run)
+        DetectedRun(
+            _export_path([table.file for table in own]),
+            run,
+            [Export(run, own, has_statuses=run in with_statuses)],
+            left.get(run, []),
+            part=run,
+        )
         for run, own in tables.items()
     ]
+
+
+def _export_path(files: list[Path]) -> Path:
+    """Return the path that an exported run is known by: its file, or the directory of several files."""
+    is_directory = len(files) > 1 and len({file.parent for file in files}) == 1
+    return files[0].parent if is_directory else files[0]
+
+
+def _trackers(place: Path, found: list[tuple[str, Path]]) -> Iterator[DetectedRun]:
+    """Yield the runs of other trackers, which have a directory or a place in a database of their own."""
+    for kind, file in found:
+        if kind == "wandb":
+            name = re.sub(r"^(offline-)?run-", "", file.parent.name)
+            yield DetectedRun(file.parent, name, [WandbRun(file)])
+        elif kind == "mlflow":
+            run = MlflowDirectory(file)
+            yield DetectedRun(file.parent, run.facts.name, [run])
+        elif kind == "mlflow_database":
+            home = place if place.is_dir() else place.parent
+            for facts in runs_of_database(file, home):
+                stored = MlflowDatabase(file, facts)
+                yield DetectedRun(file, facts.name, [stored], part=f"{facts.id} {stored.digest}")
 
 
 def _with_homes(place: Path, found: list[tuple[str, Path]]) -> Iterator[_File]:
@@ -293,7 +355,7 @@ def _with_homes(place: Path, found: list[tuple[str, Path]]) -> Iterator[_File]:
 
 def _event_home(place: Path, directory: Path, with_events: set[Path]) -> Path:
     home = directory
-    while home != place and (home.name.lower() in _SUBDIRECTORIES or home.parent in with_events):
+    while home != place and (home.name.lower() in SPLIT_WORDS or home.parent in with_events):
         home = home.parent
     above = [parent for parent in home.parents if parent in with_events and parent.is_relative_to(place)]
     return min(above, key=lambda parent: len(parent.parts), default=home)

@@ -1,32 +1,33 @@
 """The contract between file formats and the importer.
 
-A `Source` reads the files that one tool wrote about one run and yields `Item`s: metric rows, samples, events, statuses
-and restarts. It never fails on a broken line or file: it reports the location to the `ReadReport` and continues.
-`combine` merges the sources of one run into a single stream without duplicates.
+A `Source` reads the files that one tool wrote about one run and yields `Item`s: metric rows, samples, media, events,
+statuses and restarts. It never fails on a broken line or file: it reports the location to the `ReadReport` and
+continues. `combine` merges the sources of one run into a single stream without duplicates.
 
 Metric names keep their spelling. A name that starts with ``eval``, ``evaluation``, ``val``, ``valid``, ``validation``
 or ``test``, followed by ``_``, ``/``, ``-`` or ``.``, belongs to the axis ``eval``; every other name belongs to
 ``train``. ``epoch`` is recorded on both.
 """
 
-import functools
 import heapq
 import json
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias
 
+from hookline._engine.errors import MissingExtraError
+from hookline._engine.metrics import is_evaluation
+from hookline._record.console_reader import ConsoleRow
+from hookline._record.environment import Environment
 from hookline._record.reader import MAIN
+from hookline._record.records import LogLine, Rewards, SampleUse
 
-EVAL_WORDS = ("eval", "evaluation", "val", "valid", "validation", "test")
-"""Prefixes of metric names and directories that belong to evaluations."""
 SKIPPED_KEPT = 100
 """How many skipped locations are listed; all are counted."""
-_EVAL = re.compile(rf"({'|'.join(EVAL_WORDS)})([_/.-]|$)", re.IGNORECASE)
 _COMMON = frozenset({"epoch"})
 
 
@@ -72,6 +73,80 @@ class StatusRow(NamedTuple):
     writer: str = MAIN
 
 
+class MediaRow(NamedTuple):
+    """An image, a table, a file, ...: a value of ``log()``."""
+
+    step: int
+    time: float
+    name: str
+    media: Any
+    axis: str = "train"
+    writer: str = MAIN
+    position: int = 0
+    """Its position in a list that was logged under one name."""
+
+
+class ArtifactSource(NamedTuple):
+    """A file of an artifact: how to open it, or the address of one that stays where it is.
+
+    The digest of one that is opened is checked, if it is known.
+    """
+
+    path: str
+    open: Callable[[], BinaryIO] | None = None
+    uri: str = ""
+    size: int | None = None
+    sha256: str = ""
+    etag: str = ""
+
+
+class ArtifactRow(NamedTuple):
+    """A version of an artifact that the run saved, or used."""
+
+    step: int | None
+    time: float
+    name: str
+    kind: str
+    aliases: list[str]
+    metadata: dict[str, Any]
+    files: list[ArtifactSource]
+    is_used: bool = False
+    axis: str = "train"
+    keeps_aliases: bool = False
+    """Whether an alias that names another version already stays there."""
+    data: dict[str, Any] | None = None
+    """What the event says besides the version, where the source has the event."""
+
+
+class ConsoleItem(NamedTuple):
+    """A console line."""
+
+    step: int | None
+    time: float
+    line: ConsoleRow
+    axis: str = "train"
+
+
+class EnvironmentItem(NamedTuple):
+    """The environment of a session, and the folder with the blobs that it refers to."""
+
+    step: int | None
+    time: float
+    environment: Environment
+    blobs: Path
+    axis: str = "train"
+
+
+class RecordItem(NamedTuple):
+    """A log line, or the values of a reward function, as an exported run recorded it."""
+
+    step: int | None
+    time: float
+    record: LogLine | Rewards | SampleUse
+    writer: str = MAIN
+    axis: str = "train"
+
+
 class Restart(NamedTuple):
     """The source repeats an axis from this step; its earlier values at this step and later are obsolete."""
 
@@ -80,7 +155,18 @@ class Restart(NamedTuple):
     axis: str
 
 
-Item: TypeAlias = Row | SampleRow | EventRow | StatusRow | Restart
+Item: TypeAlias = (
+    Row
+    | SampleRow
+    | EventRow
+    | StatusRow
+    | MediaRow
+    | ArtifactRow
+    | ConsoleItem
+    | EnvironmentItem
+    | RecordItem
+    | Restart
+)
 
 
 class Skipped(NamedTuple):
@@ -113,6 +199,8 @@ class ReadReport:
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
     config: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    description: dict[str, Any] = field(default_factory=dict)
+    """The name, notes, tags and summary of the run, as far as the source has them."""
 
     def skip(self, place: str, reason: object) -> None:
         """Report a location that could not be read."""
@@ -126,7 +214,7 @@ class ReadReport:
 
     def leave_non_metrics(self, place: str, values: dict[str, Any]) -> None:
         """Remove values that cannot be metrics from a row, and report them as skipped."""
-        for name in [name for name, value in values.items() if not _is_scalar(value)]:
+        for name in [name for name, value in values.items() if not isinstance(value, int | float | str | None)]:
             self.skip(f"{place}, {name!r}", f"a {type(values.pop(name)).__name__} is not a metric")
 
     def advance(self, size: int) -> None:
@@ -152,22 +240,37 @@ class Source(ABC):
     """Whether the source reports how the run ended; otherwise the run counts as finished."""
     wants_metric_names: ClassVar[bool] = False
     """Whether `use_metric_names` must be called before reading."""
+    package: ClassVar[str] = ""
+    """The package that reads the files, if they need one."""
+    package_use: ClassVar[tuple[str, str]] = ("", "")
+    """What the package is for, and the extra that installs it, for the error when it is missing."""
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, files: list[Path], *, shared: Sequence[Path] = ()) -> None:
         self.files = files
+        self.shared = frozenset(shared)
+        """Files that hold other runs as well: what is read of them does not follow from their content."""
         self.unused: list[Path] = []
         """Files that turned out to be unnecessary while reading."""
 
-    def check(self) -> None:  # noqa: B027 - most formats need no package
+    def check(self) -> None:
         """Check that the source can be read.
 
         Raises:
             MissingExtraError: A package is missing.
         """
+        try:
+            if self.package:
+                import_module(self.package)
+        except ImportError:
+            raise MissingExtraError(*self.package_use) from None
 
     @abstractmethod
     def items(self, report: ReadReport) -> Iterator[Item]:
         """Yield everything in the source, in its order."""
+
+    def run_facts(self, report: ReadReport) -> dict[str, Any]:
+        """Return what ``run.json`` said about the run, checked; empty unless the source is an export of a whole run."""
+        return {}
 
     def rename(self, name: str) -> str:
         """Translate a name of a secondary source to this source's spelling."""
@@ -177,23 +280,9 @@ class Source(ABC):
         """Receive the metric names of the run's other sources."""
 
 
-def axis_of(name: str) -> str:
-    """Return the axis that a metric belongs to, by its name.
-
-    >>> [axis_of(name) for name in ("loss", "eval_loss", "val/acc", "valence")]
-    ['train', 'eval', 'eval', 'train']
-    """
-    return "eval" if _is_eval(name) else "train"
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _is_eval(name: str) -> bool:
-    return _EVAL.match(name) is not None
-
-
 def split_by_axis(step: int, time: float, values: dict[str, Any]) -> Iterator[Row]:
     """Yield one row for each axis that has values."""
-    evaluated = {name: value for name, value in values.items() if _is_eval(name)}
+    evaluated = {name: value for name, value in values.items() if is_evaluation(name)}
     common = {name: value for name, value in values.items() if name in _COMMON}
     if len(values) > len(evaluated) + len(common) or (common and not evaluated):
         yield Row(step, time, {name: value for name, value in values.items() if name not in evaluated})
@@ -234,10 +323,6 @@ def json_lines(file: Path, report: ReadReport) -> Iterator[tuple[str, dict[str, 
 def modification_time(file: Path) -> float:
     """Return when a file was last written."""
     return file.stat().st_mtime
-
-
-def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def combine(sources: list[Source], report: ReadReport) -> Iterator[Item]:

@@ -1,9 +1,11 @@
-"""Reads TensorBoard's event files: scalars in the old and the new encoding, with their times; texts become events.
+"""Reads TensorBoard's event files: scalars, images, sounds, histograms, texts and precision-recall curves, with times.
 
 Values of one directory and step that were written within a second form a row with the time of the first. Values of a
 subdirectory (``train``, ``validation``, one made by ``add_scalars``) carry its name: ``validation/epoch_loss``. Where a
 writer announced that it repeats steps, the earlier values are obsolete, as on TensorBoard's page. Files of hookline's
-own sink get their axes back. Images, audio and histograms are counted as not imported.
+own sink get their axes back. Each kind is read in the old encoding (a field of its own) and the new one (a tensor).
+Texts become Markdown, which is how TensorBoard shows them. Graphs, meshes and other plugins' data are counted as not
+imported.
 
 A file is a sequence of TFRecords: length, content, and a checksum of each. A record with damaged content is reported
 and skipped. If the length is damaged, nothing after it can be located, so the rest of the file is skipped. A record
@@ -22,16 +24,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hookline._engine.errors import MissingExtraError
+from hookline._engine.metrics import EVAL_WORDS, axis_of
+from hookline._record.media import Markdown
+from hookline.compat.tensorboard.events import MEDIA_PLUGINS, TEXT_SUFFIX, hyperparameters_in, media_of
+from hookline.compat.tensorboard.values import joined_name
 from hookline.importers.sources import (
-    EVAL_WORDS,
-    EventRow,
     Item,
+    MediaRow,
     ReadReport,
     Restart,
     Row,
     Source,
-    axis_of,
     split_by_axis,
 )
 
@@ -43,11 +46,9 @@ _FRAME = _HEADER.size + _CHECKSUM.size
 _OPEN_DIRECTORIES = 200
 """How many directories are merged in the order of time; more would exceed the limit on open files."""
 _OWN_FILES = "events.out.tfevents.hookline."
-_TEXT = "/text_summary"
 _CONFIGS = {"args/text_summary": "args", "model_config/text_summary": "model"}
 """Texts in which Hugging Face's trainer stores its settings."""
-_OTHERS = {"histo": "histograms", "image": "images", "audio": "sounds"}
-_NOT_NUMBERS = "only numbers over steps are imported"
+_NOT_NUMBERS = "only numbers, media and texts over steps are imported"
 
 
 class EventFiles(Source):
@@ -61,16 +62,12 @@ class EventFiles(Source):
     format = "tensorboard"
     has_times = True
     is_secondary = True
+    package = "tensorboard"
+    package_use = ("Reading TensorBoard's event files", "tensorboard")
 
     def __init__(self, files: list[Path], homes: list[Path]) -> None:
         super().__init__(sorted(files))
         self._homes = homes
-
-    def check(self) -> None:
-        try:
-            import_module("tensorboard")
-        except ImportError:
-            raise MissingExtraError("Reading TensorBoard's event files", "tensorboard") from None
 
     def items(self, report: ReadReport) -> Iterator[Item]:
         self.check()
@@ -78,23 +75,22 @@ class EventFiles(Source):
         for file in self.files:
             directories.setdefault(file.parent, []).append(file)
         streams = [
-            _DirectoryReader(report, *self._prefix_and_axis(files[0])).items(files) for files in directories.values()
+            _DirectoryReader(report, *self._folder_and_axis(files[0])).items(files) for files in directories.values()
         ]
         if len(streams) > _OPEN_DIRECTORIES:
             return itertools.chain.from_iterable(streams)
         return heapq.merge(*streams, key=lambda item: item.time)
 
-    def _prefix_and_axis(self, file: Path) -> tuple[str, str | None]:
-        """Return the prefix of the names in a file's directory, and their axis if the directory determines it."""
+    def _folder_and_axis(self, file: Path) -> tuple[str, str | None]:
+        """Return a file's directory below that of its run, and their axis if the directory determines it."""
         directory = file.parent
         home = max((home for home in self._homes if directory.is_relative_to(home)), key=lambda home: len(home.parts))
         # add_hparams() names directories after a time, which is no part of a metric's name.
         parts = [part for part in directory.relative_to(home).parts if not part.replace(".", "", 1).isdigit()]
         if file.name.startswith(_OWN_FILES):
             writer = parts[:1] if parts and re.fullmatch(r"rank\d+", parts[0]) else []
-            return "".join(f"{part}/" for part in writer), "/".join(parts[len(writer) :]) or "train"
-        prefix = "".join(f"{part}/" for part in parts)
-        return prefix, "eval" if parts and parts[0].lower() in EVAL_WORDS else None
+            return "/".join(writer), "/".join(parts[len(writer) :]) or "train"
+        return "/".join(parts), "eval" if parts and parts[0].lower() in EVAL_WORDS else None
 
 
 @dataclass
@@ -102,7 +98,7 @@ class _DirectoryReader:
     """Turns the events of one directory into rows."""
 
     report: ReadReport
-    prefix: str
+    folder: str
     axis: str | None
     step: int = 0
     time: float = 0.0
@@ -142,11 +138,24 @@ class _DirectoryReader:
             return
         plugin = self.plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
         if plugin == "hparams":
-            self.report.config |= _hyperparameters(value)
+            self.report.config |= hyperparameters_in(value)
+        elif kind in ("image", "audio", "histo") or (kind == "tensor" and plugin in MEDIA_PLUGINS):
+            yield from self._media(event, value, plugin)
         elif kind == "tensor" and plugin in ("", "scalars", "text"):
             yield from self._tensor(event, value)
         else:
-            self.report.leave(_OTHERS.get(plugin or kind or "", f"values of {plugin or kind!r}"), _NOT_NUMBERS)
+            self.report.leave(f"values of {plugin or kind!r}", _NOT_NUMBERS)
+
+    def _media(self, event: Any, value: Any, plugin: str) -> Iterator[Item]:
+        name = joined_name(self.folder, value.tag)
+        try:
+            found = media_of(value, plugin)
+        except (TypeError, ValueError, IndexError) as error:
+            self.report.skip(f"step {event.step}, {name!r}", error)
+            return
+        axis = self.axis or axis_of(name)
+        for index, media in enumerate(found):
+            yield MediaRow(event.step, event.wall_time, name, media, axis, position=index)
 
     def _tensor(self, event: Any, value: Any) -> Iterator[Item]:
         from tensorboard.util.tensor_util import make_ndarray
@@ -163,14 +172,14 @@ class _DirectoryReader:
     def _text(self, event: Any, tag: str, text: str) -> Iterator[Item]:
         if tag in _CONFIGS and (config := _json_mapping(text)) is not None:
             self.report.config[_CONFIGS[tag]] = config
-        elif self.axis is not None and tag.endswith(_TEXT):  # hookline's sink writes string metrics like this
-            yield from self._scalar(event, tag.removesuffix(_TEXT), text)
+        elif self.axis is not None and tag.endswith(TEXT_SUFFIX):  # hookline's sink writes string metrics like this
+            yield from self._scalar(event, tag.removesuffix(TEXT_SUFFIX), text)
         else:
-            name = self.prefix + tag.removesuffix(_TEXT)
-            yield EventRow(event.step, event.wall_time, "text", {"tag": name, "text": text})
+            name = joined_name(self.folder, tag.removesuffix(TEXT_SUFFIX))
+            yield MediaRow(event.step, event.wall_time, name, Markdown(text), self.axis or axis_of(name))
 
     def _scalar(self, event: Any, tag: str, value: Any) -> Iterator[Item]:
-        name = self.names.get(tag) or self.names.setdefault(tag, self.report.rename(self.prefix + tag))
+        name = self.names.get(tag) or self.names.setdefault(tag, self.report.rename(joined_name(self.folder, tag)))
         if name in self.values:
             yield from self._flush()
         if not self.values:
@@ -233,13 +242,6 @@ _length_checksum = functools.lru_cache(maxsize=1 << 12)(_checksum)
 @functools.cache
 def _masked_crc32c() -> Any:
     return import_module("tensorboard.compat.tensorflow_stub.pywrap_tensorflow").masked_crc32c
-
-
-def _hyperparameters(value: Any) -> dict[str, Any]:
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    hparams = HParamsPluginData.FromString(value.metadata.plugin_data.content).session_start_info.hparams
-    return {name: getattr(each, each.WhichOneof("kind") or "string_value") for name, each in hparams.items()}
 
 
 def _json_mapping(text: str) -> dict[str, Any] | None:

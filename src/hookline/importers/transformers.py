@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hookline._engine.errors import MissingExtraError
+from hookline._record.chats import as_chat, completion_text, prompt_text
 from hookline.importers.csv import parse_step
 from hookline.importers.sources import (
     EventRow,
@@ -31,7 +31,6 @@ from hookline.importers.sources import (
     modification_time,
     split_by_axis,
 )
-from hookline.logging.completions import completion_text, prompt_text
 
 STATE = "trainer_state.json"
 COMPLETIONS = re.compile(r"completions_(\d+)\.parquet")
@@ -129,7 +128,8 @@ def _history(file: Path, state: dict[str, Any], report: ReadReport) -> Iterator[
     best = state.get("best_global_step")
     if state.get("best_metric") is not None:
         data = {"metric": state["best_metric"], "checkpoint": state.get("best_model_checkpoint")}
-        yield EventRow(best if type(best) is int else int(state.get("global_step") or 0), time, "best", data)
+        last = state.get("global_step")
+        yield EventRow(next((each for each in (best, last) if type(each) is int), 0), time, "best", data)
 
 
 class Completions(Source):
@@ -138,6 +138,8 @@ class Completions(Source):
     format = "trl"
     has_metrics = False
     wants_metric_names = True
+    package = "pyarrow"
+    package_use = ("Reading TRL's completions", "hf")
 
     def __init__(self, files: list[Path]) -> None:
         super().__init__(sorted(files, key=_completions_step))
@@ -145,12 +147,6 @@ class Completions(Source):
 
     def use_metric_names(self, names: set[str]) -> None:
         self.reward_names = {match[1] for name in names if (match := _REWARD.fullmatch(name))} or None
-
-    def check(self) -> None:
-        try:
-            import_module("pyarrow")
-        except ImportError:
-            raise MissingExtraError("Reading TRL's completions", "hf") from None
 
     def items(self, report: ReadReport) -> Iterator[Item]:
         self.check()
@@ -180,10 +176,14 @@ def _completions_step(file: Path) -> int:
 
 def _fields(row: dict[str, Any], rewards: set[str]) -> dict[str, Any]:
     extra = {name: value for name, value in row.items() if name not in rewards and name not in _STANDARD_COLUMNS}
+    chats: dict[str, Any] = {}
     for name in ("prompt", "completion"):
-        if not isinstance(row.get(name), str | None):
+        if (chat := as_chat(row.get(name))) is not None:
+            chats[f"{name}_messages"] = chat
+        elif not isinstance(row.get(name), str | None):
             extra[name] = row[name]
     return {
+        **chats,
         "prompt": prompt_text(row.get("prompt")),
         "completion": completion_text(row.get("completion")),
         "rewards": {name: math.nan if row[name] is None else row[name] for name in row if name in rewards},

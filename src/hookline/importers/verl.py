@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline._engine.metrics import EVAL_WORDS
 from hookline.importers.sources import (
-    EVAL_WORDS,
     Item,
     ReadReport,
     SampleRow,
@@ -81,7 +81,7 @@ def is_metrics(line: Any) -> bool:
 
 
 def is_evaluation(directory: Path) -> bool:
-    """Check whether a directory's name says that it holds rollouts of a validation."""
+    """Check whether a directory is named like one with rollouts of a validation."""
     return _EVALUATION.search(directory.name) is not None
 
 
