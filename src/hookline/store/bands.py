@@ -13,25 +13,41 @@ Smoothing applies to each run over all its points; the band is that of the smoot
 every zoom level, and does not depend on the number of runs.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from hookline._engine.errors import OptionError, closest
-from hookline.store.query import Conditions
+from hookline._record.records import clean
+from hookline.store.filters import Field
 from hookline.store.run_info import RunInfo
-from hookline.store.series import ELAPSED, Chart, RawLine, downsampled, raw_lines, smoothed, visible_part
+from hookline.store.run_values import RunValues, sort_key
+from hookline.store.series import (
+    ELAPSED,
+    Chart,
+    RawLine,
+    downsampled,
+    last_values,
+    raw_lines,
+    visible_part,
+)
 from hookline.store.store import Store
 from hookline.store.tables import ORDER_COLUMN, ORDERED_METRICS
 
 BY = ("arm", "group", "experiment", "stage", "name", "project", "repeat", "seed", "status", "id")
 """The attributes that runs can be grouped by."""
+SETTING = "config."
+GROUPED = (*BY, "tag", "host")
+"""The attributes that the runs of a chart can be grouped by, besides settings: ``config.lr``."""
+MAX_GROUP_TEXT = 200
+Key = tuple[str | None, ...]
 _DEVIATIONS = {0: "stddev_pop", 1: "stddev_samp"}
 
 
 def check_group_by(by: str | Sequence[str]) -> list[str]:
-    """The attributes to group by, each once.
+    """Return the attributes to group by, without duplicates.
 
     Raises:
         OptionError: Runs cannot be grouped by one of them.
@@ -43,6 +59,43 @@ def check_group_by(by: str | Sequence[str]) -> list[str]:
         if key not in BY:
             raise OptionError(f"by={key!r}: runs cannot be grouped by that. {closest(key, BY)}")
     return keys
+
+
+def check_chart_groups(by: str | Sequence[str]) -> list[str]:
+    """Return the attributes and settings to group a chart's runs by, without duplicates.
+
+    Raises:
+        OptionError: Runs cannot be grouped by one of them.
+    """
+    keys = [by] if isinstance(by, str) else list(dict.fromkeys(by))
+    if not keys:
+        raise OptionError(f"by={by!r}: give what to group by: {', '.join(GROUPED)}, or a setting: config.lr.")
+    for key in keys:
+        if key not in GROUPED and not (key.startswith(SETTING) and len(key) > len(SETTING)):
+            raise OptionError(f"by={key!r:.80}: runs cannot be grouped by that. {closest(key[:80], GROUPED)}")
+    return keys
+
+
+def group_of(store: Store, info: RunInfo, keys: Sequence[str]) -> tuple[Any, ...]:
+    """A run's values of the attributes and settings that runs are grouped by; None where it has none."""
+    values = RunValues(store, info)
+    # The tags together: a run in several groups would count several times.
+    return tuple(
+        ", ".join(info.tags) or None
+        if key == "tag"
+        else values.first(Field(key))
+        if key not in BY
+        else getattr(info, key)
+        for key in keys
+    )
+
+
+def group_text(group: tuple[Any, ...]) -> Key:
+    """The values of a group as texts: numbers and lists as in JSON."""
+    return tuple(
+        None if value is None else (value if isinstance(value, str) else json.dumps(clean(value)))[:MAX_GROUP_TEXT]
+        for value in group
+    )
 
 
 def aggregate_query(by: str | Sequence[str], ddof: int, where: str) -> str:
@@ -72,10 +125,6 @@ FROM (
 GROUP BY {groups}, latest.axis, latest.step
 ORDER BY {groups}, latest.axis, latest.step
 """
-
-
-Key = tuple[str | None, ...]
-_NUMBERS = ("mean", "std", "min", "max")
 
 
 @dataclass(slots=True)
@@ -116,60 +165,34 @@ def bands(store: Store, runs: Sequence[RunInfo], chart: Chart, by: str | Sequenc
     Raises:
         OptionError: Runs cannot be grouped by that.
     """
-    keys = check_group_by(by)
-    if chart.x == "step" and not chart.smoothing:
-        found = Bands(list(_bands_over_steps(store, runs, chart, keys)))
-    else:
-        found = _bands_of_lines(store, runs, chart, keys)
+    keys = check_chart_groups(by)
+    found = _bands_of_lines(store, runs, chart, keys)
     if not found.bands and not found.problem:
         found.problem = _why_empty(store, runs, chart)
     return found
 
 
-def _bands_over_steps(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[str]) -> Iterator[Band]:
-    """The bands from an aggregate query: far faster than lines, but without smoothing."""
-    import numpy as np
-
-    conditions = Conditions()
-    conditions.equal("name", chart.names)
-    conditions.equal("axis", chart.axis)
-    conditions.add("value IS NOT NULL")
-    groups = ", ".join(f'"{name}"' for name in (*keys, "axis"))
-    query = (
-        f"SELECT *, dense_rank() OVER (ORDER BY {groups}) AS rank FROM ({aggregate_query(keys, 1, str(conditions))}) "
-        "ORDER BY rank, step"
-    )
-    with store.snapshot(runs, query) as cursor:
-        found = cursor.execute(query, conditions.parameters).fetchnumpy()
-    starts = np.unique(found["rank"], return_index=True)[1].tolist()
-    for start, end in pairwise([*starts, len(found["rank"])]):
-        own = {name: np.ma.filled(found[name][start:end].astype(np.float64), np.nan) for name in _NUMBERS}
-        own |= {"x": found["step"][start:end].astype(np.float64), "n": found["n"][start:end]}
-        values = [found[name][start] for name in (*keys, "axis")]
-        *key, axis = (None if value is None or value is np.ma.masked else str(value) for value in values)
-        yield _band(tuple(key), str(axis), own, chart, np.repeat(own["x"], found["not_finite"][start:end]))
-
-
 def _bands_of_lines(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: list[str]) -> Bands:
     import numpy as np
 
-    run_keys: dict[str, Key] = {}
-    for info in runs:
-        values = [getattr(info, name) for name in keys]
-        run_keys[info.id] = tuple(None if value is None else str(value) for value in values)
+    run_groups = {info.id: group_of(store, info, keys) for info in runs}
+    # By their texts: a setting may be a list, which has no hash.
+    run_keys = {run: group_text(group) for run, group in run_groups.items()}
+    order = {run_keys[run]: group for run, group in run_groups.items()}
     groups: dict[tuple[Key, str], list[RawLine]] = {}
-    for line in raw_lines(store, runs, chart, exact=True):
+    is_plain = chart.x == "step" and not chart.smoothing
+    for line in last_values(store, runs, chart) if is_plain else raw_lines(store, runs, chart, exact=True):
         if not line.is_monotonic:
             return Bands(problem=f"{chart.x} does not only grow in {line.run}, so runs cannot be compared over it")
         if chart.smoothing:
-            line.ys = smoothed(line.ys, chart.smoothing)
+            line = line.smooth(chart)
         groups.setdefault((run_keys[line.run], line.axis), []).append(line)
     found = Bands()
-    for (key, axis), lines in sorted(groups.items(), key=lambda item: _nulls_last(item[0])):
+    for (key, axis), lines in sorted(groups.items(), key=lambda item: group_order((*order[item[0][0]], item[0][1]))):
         drawn = [line for line in lines if len(line.xs)]
-        if not drawn:
-            continue
         left_out = np.concatenate([line.left_out for line in lines])
+        if not drawn and not (is_plain and len(left_out)):
+            continue
         if chart.x == "step":
             columns = _aligned_on_steps(drawn, left_out)
         elif len(drawn) > 1 and not _overlap(drawn):
@@ -183,9 +206,9 @@ def _bands_of_lines(store: Store, runs: Sequence[RunInfo], chart: Chart, keys: l
     return found
 
 
-def _nulls_last(group: tuple[Key, str]) -> list[tuple[bool, str]]:
-    """A sort key for groups that sorts like the database."""
-    return [(part is None, part or "") for part in (*group[0], group[1])]
+def group_order(group: tuple[Any, ...]) -> list[tuple[bool, Any]]:
+    """A sort key for groups: numbers, then texts, then missing values, as in the database."""
+    return [(part is None, "" if part is None else sort_key(part)) for part in group]
 
 
 def _overlap(lines: list[RawLine]) -> bool:
@@ -195,20 +218,20 @@ def _overlap(lines: list[RawLine]) -> bool:
 
 
 def _why_empty(store: Store, runs: Sequence[RunInfo], chart: Chart) -> str:
+    import numpy as np
+
     if not runs:
         return "there are no runs"
     names = [str(chart.names), *([] if chart.x in ("step", "time", ELAPSED) else [chart.x])]
-    with store.snapshot(runs, "metrics") as cursor:
-        for name in names:
-            conditions = Conditions()
-            conditions.equal("name", name)
-            conditions.equal("axis", chart.axis)
-            query = f"SELECT count(*), count(value), count(*) FILTER (isfinite(value)) FROM metrics {conditions}"
-            [(rows, numbers, finite)] = cursor.execute(query, conditions.parameters).fetchall()
-            if not rows:
-                return f"no run recorded {name!r}" + (f" on the axis {chart.axis!r}" if chart.axis else "")
-            if not finite:
-                return f"no value of {name!r} is finite" if numbers else f"{name!r} has no numbers"
+    found = list(store.columns(runs))
+    for name in names:
+        keys = [(columns, key) for columns in found for key in columns.keys([name])]
+        keys = [(columns, key) for columns, key in keys if chart.axis in (None, key[1])]
+        if not keys:
+            return f"no run recorded {name!r}" + (f" on the axis {chart.axis!r}" if chart.axis else "")
+        values = [columns.column(*key).value for columns, key in keys]
+        if not any(np.isfinite(each).any() for each in values):
+            return f"no value of {name!r} is finite" if any(map(len, values)) else f"{name!r} has no numbers"
     return f"there is no step of an axis at which {' and '.join(map(repr, names))} both have a finite value"
 
 
@@ -229,7 +252,7 @@ def _interpolated(lines: list[RawLine], chart: Chart) -> dict[str, Any]:
     values = np.array([np.interp(grid, line.xs, line.ys, left=np.nan, right=np.nan) for line in lines])
     valid = np.isfinite(values)
     n = valid.sum(axis=0)
-    kept = n > 0  # between runs that follow one another there is nothing
+    kept = n > 0  # no points between runs that follow one another
     grid, values, valid, n = grid[kept], values[:, kept], valid[:, kept], n[kept]
     mean = np.where(valid, values, 0.0).sum(axis=0) / n
     squares = np.where(valid, (values - mean) ** 2, 0.0).sum(axis=0)
@@ -239,27 +262,57 @@ def _interpolated(lines: list[RawLine], chart: Chart) -> dict[str, Any]:
 
 
 def _aligned_on_steps(lines: list[RawLine], left_out: Any) -> dict[str, Any]:
-    """Mean, spread and range at every step of one of the lines, as in `aggregate_query`."""
+    """Mean, spread and range at every step of one of the lines, as in `aggregate_query`.
+
+    Where no run has a finite value, the line is interrupted.
+    """
     import numpy as np
 
     last = [np.append(line.xs[1:] != line.xs[:-1], True) for line in lines]  # the last value of a run at a step
-    xs = np.concatenate([line.xs[own] for line, own in zip(lines, last, strict=True)])
-    ys = np.concatenate([line.ys[own] for line, own in zip(lines, last, strict=True)])
-    order = np.argsort(xs, kind="stable")
-    xs, ys = xs[order], ys[order]
-    steps, starts, n = np.unique(xs, return_index=True, return_counts=True)
-    mean = np.add.reduceat(ys, starts) / n
-    with np.errstate(over="ignore"):
-        squares = np.add.reduceat((ys - np.repeat(mean, n)) ** 2, starts)
-    std = np.where(n > 1, np.sqrt(squares / np.maximum(n - 1, 1)), np.nan)
-    low, high = np.minimum.reduceat(ys, starts), np.maximum.reduceat(ys, starts)
-    columns = {"x": steps, "mean": mean, "std": std, "min": low, "max": high, "n": n}
-    gaps = np.setdiff1d(left_out, steps)  # where no run has a finite value, the line is interrupted
-    if not len(gaps):
-        return columns
-    empty = {name: np.full(len(gaps), np.nan) for name in _NUMBERS} | {"x": gaps, "n": np.zeros(len(gaps), n.dtype)}
-    order = np.argsort(np.concatenate([steps, gaps]))
-    return {name: np.concatenate([column, empty[name]])[order] for name, column in columns.items()}
+    points = [
+        (line.xs, line.ys) if own.all() else (line.xs[own], line.ys[own]) for line, own in zip(lines, last, strict=True)
+    ]
+    grid = _union([xs for xs, _ in points], left_out)
+    places = [_positions(grid, xs) for xs, _ in points]
+    n, mean, squares = np.zeros(len(grid), np.int64), np.zeros(len(grid)), np.zeros(len(grid))
+    low, high = np.full(len(grid), np.inf), np.full(len(grid), -np.inf)
+    for place, (_, ys) in zip(places, points, strict=True):
+        n[place] += 1
+        mean[place] += ys
+        low[place] = np.minimum(low[place], ys)
+        high[place] = np.maximum(high[place], ys)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        mean /= n
+        for place, (_, ys) in zip(places, points, strict=True):
+            squares[place] += (ys - mean[place]) ** 2
+        std = np.where(n > 1, np.sqrt(squares / np.maximum(n - 1, 1)), np.nan)
+    is_empty = n == 0
+    low[is_empty] = high[is_empty] = np.nan
+    return {"x": grid, "mean": mean, "std": std, "min": low, "max": high, "n": n}
+
+
+def _union(parts: list[Any], left_out: Any) -> Any:
+    """All x of some sorted arrays, each once. Repeats mostly record the same steps, which needs no sorting."""
+    import numpy as np
+
+    grid = max(parts, key=len, default=np.empty(0))
+    others = [xs for xs in (*parts, np.unique(left_out)) if not _is_part(grid, xs)]
+    return np.unique(np.concatenate([grid, *others])) if others else grid
+
+
+def _is_part(grid: Any, xs: Any) -> bool:
+    import numpy as np
+
+    if len(xs) <= len(grid) and np.array_equal(grid[: len(xs)], xs):
+        return True
+    return bool(len(grid)) and bool((grid[np.minimum(np.searchsorted(grid, xs), len(grid) - 1)] == xs).all())
+
+
+def _positions(grid: Any, xs: Any) -> Any:
+    """Where the x of an array are in a grid that has all of them."""
+    import numpy as np
+
+    return slice(0, len(xs)) if np.array_equal(grid[: len(xs)], xs) else np.searchsorted(grid, xs)
 
 
 def _band(key: Key, axis: str, columns: dict[str, Any], chart: Chart, left_out: Any) -> Band:

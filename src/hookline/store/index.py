@@ -13,36 +13,42 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import itertools
 import logging
 import os
 import threading
+import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hookline._engine.errors import HooklineError, MissingExtraError
-from hookline.store.run_state import RunState
-from hookline.store.tables import TABLES, VERSION, Rows, column_arrays
+from hookline.store.run_info import RunState
+from hookline.store.tables import TABLES, VERSION, Rows, row_selects
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 logger = logging.getLogger("hookline")
 
+COMPACT_RUNS = "runs"
+"""The folder with the Parquet files of runs."""
 FOLDER = ".hookline"
 """The folder of a root with derived data."""
 DATABASE = "index.duckdb"
 _READERS_LOCK = "readers.lock"
 MEMORY_LIMIT = "2GB"
+_CLOSE_SECONDS, _INTERRUPT_SECONDS = 10.0, 0.05
+"""How long closing waits for queries in progress to end, and how often it interrupts them."""
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
-    "pandas_analyze_sample": "0",  # object columns are texts, whatever the first thousand values look like
+    "pandas_analyze_sample": "0",  # treat object columns as texts, regardless of the first thousand values
     "preserve_insertion_order": "true",
 }
 
@@ -53,6 +59,10 @@ _INDEXES: "weakref.WeakSet[Index]" = weakref.WeakSet()
 
 class DamagedIndexError(HooklineError, OSError):
     """The index is damaged. The next query rebuilds it, so the same call can be repeated."""
+
+
+class BusyIndexError(HooklineError):
+    """Another thread is using the index for a long time."""
 
 
 class Index:
@@ -68,6 +78,8 @@ class Index:
         open_count: How often it was opened: results from before a reopening may no longer be in it.
         rejected: The generation of a run's Parquet files that a private index found to be damaged.
         prune_pending: Runs with Parquet files that may no longer be in use.
+        cursors: The cursors of queries in progress.
+        urgent: The threads that wait for the lock in `urgent_lock` or hold it.
         leftovers_checked: Runs whose folders were checked for such files since the index was opened.
     """
 
@@ -80,8 +92,11 @@ class Index:
         self.rejected: dict[str, int] = {}
         self.prune_pending: set[str] = set()
         self.leftovers_checked: set[str] = set()
+        self.cursors: set[DuckDBPyConnection] = set()
+        self.urgent: set[object] = set()
         self._unsaved: set[str] = set()
         self._staged: set[str] = set()
+        self._sources = itertools.count()
         self._inode = 0
         self._damage = ""
         self._is_closed = True
@@ -94,18 +109,60 @@ class Index:
         """Whether it is in memory, for this process only."""
         return bool(self.note)
 
+    @contextlib.contextmanager
+    def urgent_lock(self, seconds: float = -1.0) -> Iterator[None]:
+        """Hold the lock; a thread that reads many runs lets go of it after the run that it is at.
+
+        Without this, that thread would take the lock again before the one that waits for it wakes up.
+
+        Args:
+            seconds: How long to wait for the lock; by default as long as it takes.
+
+        Raises:
+            BusyIndexError: It took longer.
+        """
+        waiter = object()
+        self.urgent.add(waiter)
+        try:
+            if not self.lock.acquire(timeout=seconds):
+                raise BusyIndexError("Another thread reads a long run. Try again.")
+            try:
+                yield
+            finally:
+                self.lock.release()
+        finally:
+            self.urgent.discard(waiter)
+
     def close(self) -> None:
         """Save unsaved states and release the database until the next `check`."""
         with self.lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            # What is not saved is read again from the journals.
+            # Anything that is not saved is read again from the journals.
             with contextlib.suppress(duckdb_module().Error):
                 self.save()
-            self.connection.close()
+            self._close_connection()
             if not self.is_private:
                 _OPENED_BY.pop(self.folder / DATABASE, None)
+
+    def _close_connection(self) -> None:
+        # DuckDB refuses to close a connection while a cursor of it runs a query. At this point nobody waits for such a
+        # query any more, so it is interrupted, and again until it has ended: an interrupt between two statements has
+        # no effect.
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while True:
+            try:
+                self.connection.close()
+            except duckdb_module().Error:
+                if time.monotonic() > deadline:
+                    raise
+                for cursor in list(self.cursors):
+                    with contextlib.suppress(duckdb_module().Error):  # closed in the meantime
+                        cursor.interrupt()
+                time.sleep(_INTERRUPT_SECONDS)
+            else:
+                return
 
     def check(self) -> None:
         """Reopen the index if it was closed, deleted, replaced, or found to be damaged."""
@@ -131,6 +188,7 @@ class Index:
     def abandon(self) -> None:
         """In a forked child: leave the parent's connection alone, without even closing it; `check` opens a new one."""
         self.lock = threading.RLock()  # a thread of the parent may have held the old one
+        self.urgent = set()
         self._is_closed = True
         # The extra reference keeps the connection from being collected, which would crash the child.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
@@ -223,18 +281,26 @@ class Index:
 
     def stage(self, run: str, rows: Rows) -> None:
         """Insert rows into the staging tables, until all new records of a run are read."""
-        for name, found in rows.tables.items():
-            if found:
-                arrays, expressions = column_arrays(TABLES[name], found)
-                # Before the insert: if that fails, `clear_staged` empties the table all the same.
-                self._staged.add(name)
-                self.connection.register("arrays", arrays)
-                try:
-                    self.connection.execute(
-                        f"INSERT INTO fresh_{name} SELECT ?, {', '.join(expressions)} FROM arrays", [run]
-                    )
-                finally:
-                    self.connection.unregister("arrays")
+        for name in rows.counts():
+            # Before the insert: if that fails, `clear_staged` empties the table all the same.
+            self._staged.add(name)
+            self.insert(f"fresh_{name}", name, [(run, rows)])
+
+    def insert(self, target: str, name: str, batches: Sequence[tuple[str, Rows]]) -> None:
+        """Insert the rows of a table of several runs, of which some have such rows."""
+        for arrays, columns in row_selects(name, batches):
+            with self.registered(arrays) as source:
+                self.connection.execute(f"INSERT INTO {target} SELECT {columns} FROM {source}")
+
+    @contextlib.contextmanager
+    def registered(self, arrays: dict[str, Any]) -> Iterator[str]:
+        """Make arrays a table within the context, and return its name."""
+        source = f"arrays_{next(self._sources)}"
+        self.connection.register(source, arrays)
+        try:
+            yield source
+        finally:
+            self.connection.unregister(source)
 
     def clear_staged(self) -> None:
         """Empty the staging tables."""
@@ -267,7 +333,7 @@ class Index:
         if _OPENED_BY.get(self.folder / DATABASE, os.getpid()) != os.getpid():
             raise OSError("the parent of this forked process is using it")
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Files would be written and removed wherever it leads.
+        # Files would be written and removed at the link's target.
         if self.folder.is_symlink():
             raise OSError(f"{self.folder} is a link")
 
@@ -317,7 +383,10 @@ def _connect(path: str, folder: Path) -> "DuckDBPyConnection":
     connection: DuckDBPyConnection = duckdb_module().connect(path, config=settings)
     try:
         # Before anything else: a database from elsewhere may have views in place of these tables.
-        connection.execute(f"SET allowed_directories = [{sql_quote(str(folder) + '/')}]")
+        # Not the whole folder: a server keeps its tokens and its audit log there, which no query may read.
+        allowed = (folder / COMPACT_RUNS, settings["temp_directory"])
+        listed = ", ".join(sql_quote(f"{each}/") for each in allowed)
+        connection.execute(f"SET allowed_directories = [{listed}]")
         # In this order: the second setting freezes the first, and the third freezes all of them.
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")

@@ -1,4 +1,4 @@
-"""Runs queries over a read-only snapshot within a time limit, and gives their rows as a `Result`.
+"""Runs queries over a read-only snapshot within a time limit, and returns their rows as a `Result`.
 
 A user's query is a single SELECT. It runs in a read-only transaction of a database that can access only its own files,
 no network and no extension (see `Index`), so even a SELECT with side effects is harmless. `Conditions` builds WHERE
@@ -15,14 +15,20 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hookline._engine import notebook
 from hookline._engine.errors import MissingExtraError, OptionError
+from hookline._record.terminal import plural
 from hookline.store.index import duckdb_module, sql_quote
 from hookline.store.query_limits import QueryError, QueryLimit
 from hookline.store.run_info import RunInfo
+from hookline.store.search import TEXTS, Matches
 from hookline.store.store import Store
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyRelation
+
+_SHOWN_ROWS = 20
+"""How many rows a notebook shows."""
 
 
 def check_select(query: str) -> str:
@@ -77,6 +83,15 @@ class Result:
     def __repr__(self) -> str:
         return f"<Result of {' '.join(self._query.split())}>"
 
+    def _repr_html_(self) -> str:
+        return notebook.display(self._html)
+
+    def _html(self) -> str:
+        names, rows = self._fetch(_SHOWN_ROWS + 1)
+        cells = [["" if value is None else notebook.text(value) for value in row] for row in rows[:_SHOWN_ROWS]]
+        more = f"The first {_SHOWN_ROWS} rows; there are more." if len(rows) > _SHOWN_ROWS else ""
+        return notebook.table(names, cells) + notebook.note(more or plural(len(rows), "row"))
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows())
 
@@ -103,7 +118,7 @@ class Result:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        _require("pandas")
+        require_package("pandas")
         with self._execute(self._query) as relation:
             return _with_unique_names(relation).df()
 
@@ -113,7 +128,7 @@ class Result:
         Raises:
             MissingExtraError: polars or pyarrow is not installed.
         """
-        _require("polars")
+        require_package("polars")
         import polars
 
         return polars.from_arrow(self.arrow())
@@ -124,13 +139,14 @@ class Result:
         Raises:
             MissingExtraError: pyarrow is not installed.
         """
-        _require("pyarrow")
+        require_package("pyarrow")
         with self._execute(self._query) as relation:
             return _with_unique_names(relation).to_arrow_table()
 
-    def _fetch(self) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def _fetch(self, limit: int | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
         with self._execute(self._query) as relation:
             unique = _with_unique_names(relation)
+            unique = unique if limit is None else unique.limit(limit)
             names, kinds = unique.columns, [str(kind) for kind in unique.types]
             if not any(_ZONED in kind for kind in kinds):
                 return names, unique.fetchall()
@@ -161,7 +177,12 @@ def _without_zone(name: str, kind: str) -> str:
     return f"CAST({column} AS {kind.replace(_ZONED, 'VARCHAR')}) AS {column}" if _ZONED in kind else column
 
 
-def _require(package: str) -> None:
+def require_package(package: str) -> None:
+    """Check that the package of a data frame is installed.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
     from importlib.util import find_spec
 
     if find_spec(package) is None:
@@ -224,17 +245,63 @@ class Conditions:
         Raises:
             OptionError: The range is not a pair.
         """
-        if steps is None:
+        self.range("step", "steps", steps)
+
+    def range(self, column: str, name: str, limits: Steps) -> None:
+        """A column lies in a range, if one is given.
+
+        Args:
+            name: The name of the option, for errors.
+
+        Raises:
+            OptionError: The range is not a pair.
+        """
+        if limits is None:
             return
-        if not isinstance(steps, Sequence) or len(steps) != 2:
-            raise OptionError(f"steps={steps!r}: give the first and the last step, e.g. (100, None).")
-        self.between("step", *steps)
+        if not isinstance(limits, Sequence) or len(limits) != 2:
+            raise OptionError(f"{name}={limits!r}: give the first and the last one, e.g. (100, None).")
+        self.between(column, *limits)
+
+    def samples(self, found: Sequence[tuple[str, str]]) -> None:
+        """The sample is one of these runs and ids."""
+        self.add(*_sample_list(found))
+
+    def matches(self, matches: Matches, text: str, scanned: Sequence[str]) -> None:
+        """A sample contains a text, by the search index or, for runs outside it, by a scan.
+
+        Args:
+            scanned: The runs that the index does not have.
+        """
+        listed, *parameters = _sample_list(matches.found)
+        if scanned:  # only then: the alternative keeps the database from reading just the samples in the list
+            pattern = re.escape(text)
+            found = " OR ".join(f"regexp_matches({column}, ?, 'i')" for column in TEXTS)
+            listed = f"({listed} OR (run IN (SELECT unnest(?)) AND ({found})))"
+            parameters += [list(scanned), *[pattern] * len(TEXTS)]
+        self.add(listed, *parameters)
 
     def text(self, columns: Iterable[str], text: str | None) -> None:
         """One of some columns contains a text, ignoring case."""
         if text:
             found = [f"regexp_matches({column}, ?, 'i')" for column in columns]  # three times as fast as ILIKE
             self.add(f"({' OR '.join(found)})", *[re.escape(text)] * len(found))
+
+
+def _sample_list(found: Sequence[tuple[str, str]]) -> tuple[Any, ...]:
+    """A condition, and its parameters."""
+    if not found:
+        return ("false",)
+    runs, keys = [run for run, _ in found], [key for _, key in found]
+    # Seven times as fast as a condition on pairs, which the database does not compare with the statistics of a file.
+    listed = "id IN (SELECT unnest(?))"
+    if len(set(runs)) == 1:
+        return f"(run = ? AND {listed})", runs[0], keys
+    return f"({listed} AND (run, id) IN (SELECT (unnest(?), unnest(?))))", keys, runs, keys
+
+
+CHATS = ("prompt_messages", "completion_messages")
+LENGTH = "coalesce(length, length(completion))"
+"""The number of tokens of a completion, or of characters where the tokens were not counted."""
 
 
 def sample_conditions(
@@ -247,8 +314,18 @@ def sample_conditions(
     reward: str | None = None,
     steps: Steps = None,
     axis: str | None = None,
+    role: str | None = None,
+    finish: str | None = None,
+    versions: Steps = None,
+    lengths: Steps = None,
+    matches: Matches | None = None,
+    scanned: Sequence[str] = (),
 ) -> Conditions:
     """The conditions for samples; see `Runs.samples`.
+
+    Args:
+        matches: The samples that contain the text, as far as the search index knows.
+        scanned: The runs that the index does not have.
 
     Raises:
         OptionError: The steps are not a range.
@@ -259,7 +336,16 @@ def sample_conditions(
     conditions.equal("axis", axis)
     conditions.steps(steps)
     conditions.number_between(reward_column(reward), min_reward, max_reward)
-    conditions.text(("completion", "prompt"), text)
+    conditions.equal("finish", finish)
+    conditions.range("version", "versions", versions)
+    conditions.range(LENGTH, "lengths", lengths)
+    if role is not None:
+        held = " OR ".join(f"list_contains(json_extract_string({name}, '$[*].role'), ?)" for name in CHATS)
+        conditions.add(f"({held})", *[role] * len(CHATS))
+    if text and matches is not None:
+        conditions.matches(matches, text, scanned)
+    else:
+        conditions.text(TEXTS, text)
     return conditions
 
 

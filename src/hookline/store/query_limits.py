@@ -94,6 +94,17 @@ class QueryLimit:
         return QueryTimeoutError(f"The query took longer than {self.seconds:g} s and was cancelled.")
 
 
+def check_limits() -> None:
+    """End work outside the database if it was cancelled; reading new records has no time limit.
+
+    Raises:
+        QueryTimeoutError: It was cancelled.
+    """
+    for limit in _limits.get():
+        if limit._is_cancelled:
+            raise limit._error()
+
+
 @contextlib.contextmanager
 def limited(cursor: "DuckDBPyConnection") -> Iterator[None]:
     """Apply the limits of the current context to a cursor's queries.

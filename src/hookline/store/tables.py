@@ -6,18 +6,33 @@ column, which it copies without looking at each value.
 """
 
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import msgspec
 
+from hookline._record.blobs import is_digest
+from hookline._record.console_reader import STREAMS, read_console
 from hookline._record.reader import JournalEntry
-from hookline._record.records import HOOKS_COST, HOOKS_PLAN, Event, LogLine, Metrics, Rewards, Sample, Status, clean
+from hookline._record.records import (
+    HOOKS_COST,
+    HOOKS_PLAN,
+    Event,
+    LogLine,
+    Media,
+    Rewards,
+    Sample,
+    SampleUse,
+    Status,
+    TableRows,
+    clean,
+)
+from hookline.store.columns import Block, OddValue, as_float
 from hookline.store.run_info import RunInfo
 
-VERSION = 5
+VERSION = 9
 """The version of the index: one of another version is deleted and rebuilt."""
 
 
@@ -62,10 +77,19 @@ TABLES = {
             "id VARCHAR; writer VARCHAR; axis VARCHAR; step BIGINT; time DOUBLE; prompt VARCHAR; "
             "completion VARCHAR; expected VARCHAR; reasoning VARCHAR; answer VARCHAR; "
             "rewards MAP(VARCHAR, DOUBLE); total DOUBLE; reward DOUBLE; advantage DOUBLE; group VARCHAR; "
-            "lesson VARCHAR; extra JSON; truncated JSON"
+            "lesson VARCHAR; extra JSON; truncated JSON; prompt_messages JSON; completion_messages JSON; "
+            "finish VARCHAR; version BIGINT; length BIGINT; tokens JSON; rollout VARCHAR; parent VARCHAR; "
+            "prompt_length BIGINT; last_version BIGINT; timings MAP(VARCHAR, DOUBLE)"
         ),
         "step, time",
         group_rows=4096,
+    ),
+    "sample_uses": Table(
+        _columns(
+            "writer VARCHAR; axis VARCHAR; step BIGINT; time DOUBLE; rollout VARCHAR; outcome VARCHAR; tokens JSON"
+        ),
+        "step, time",
+        group_rows=16_384,
     ),
     "rewards": Table(
         _columns(
@@ -81,8 +105,37 @@ TABLES = {
         _columns("writer VARCHAR; time DOUBLE; level VARCHAR; logger VARCHAR; message VARCHAR; step BIGINT"),
         "time",
     ),
+    "media": Table(
+        _columns(
+            "writer VARCHAR; axis VARCHAR; step BIGINT; time DOUBLE; name VARCHAR; index BIGINT; type VARCHAR; "
+            "blob VARCHAR; size BIGINT; format VARCHAR; caption VARCHAR; data JSON"
+        ),
+        "name, axis, step, index, time",
+        group_rows=4096,
+    ),
+    "table_rows": Table(
+        _columns(
+            "writer VARCHAR; axis VARCHAR; step BIGINT; time DOUBLE; name VARCHAR; table_id VARCHAR; "
+            "position BIGINT; cells JSON"
+        ),
+        "name, table_id, position",
+        group_rows=16_384,
+    ),
+    "blobs": Table(
+        _columns(
+            "writer VARCHAR; step BIGINT; name VARCHAR; type VARCHAR; blob VARCHAR; size BIGINT; format VARCHAR; "
+            "file VARCHAR"
+        ),
+        "blob",
+        group_rows=16_384,
+    ),
 }
-"""One row per metric value, sample, reward value, event or status, and log line."""
+"""One row per metric value, sample, use of a sample in training, reward value, event or status, log line, medium, row
+of a table, and reference to a blob.
+
+``media`` also has one row for each table, of the type ``table``, with its columns: a table without rows is listed too.
+``blobs`` has what media, their masks and the cells of tables refer to.
+"""
 
 ORDERED_METRICS = "metrics_in_order"
 """A view for our own queries: ``metrics`` with an additional column for the recorded order."""
@@ -153,59 +206,204 @@ QUALIFY row_number() OVER (PARTITION BY run, writer ORDER BY time DESC) = 1 ORDE
 
 
 Row = tuple[Any, ...]
+_PLAIN_CELLS = frozenset({str, int, bool, type(None)})
 _MAX_INTEGER = (1 << 63) - 1
 
 
 class Rows:
-    """Collects rows from records, by table."""
+    """Collects the rows of one run, by table. Metrics are kept as blocks of columns."""
 
     def __init__(self) -> None:
         self.tables: dict[str, list[Row]] = {name: [] for name in TABLES}
+        self.blocks: list[Block] = []
         self.count = 0
 
-    def add(self, entry: JournalEntry, order: float | None = None) -> None:
-        """Add a record.
+    def counts(self) -> dict[str, int]:
+        """The number of rows of each table that has some."""
+        counts = {name: len(rows) for name, rows in self.tables.items()}
+        counts["metrics"] += sum(block.values.size for block in self.blocks)
+        return {name: count for name, count in counts.items() if count}
 
-        Args:
-            order: Places a row of metrics behind its writer's earlier ones; None if its time does.
-        """
+    def add_block(self, block: Block) -> None:
+        """Add metrics that are numbers."""
+        self.blocks.append(block)
+        self.count += block.values.size
+
+    def add_odd(self, odd: OddValue) -> None:
+        """Add a metric whose value is not a number."""
+        order = None if odd.order == odd.time else odd.order
+        text = odd.value if odd.value is None or isinstance(odd.value, str) else _json(odd.value)
+        place = (odd.file.name, odd.axis, odd.step, odd.time, odd.full_name)
+        self._put("metrics", (*place, None, text, odd.file.session, order))
+
+    def add(self, entry: JournalEntry) -> None:
+        """Add a record that is not a row of metrics."""
         record, writer = entry.record, entry.file.name
-        if isinstance(record, Metrics):
-            append = self.tables["metrics"].append
-            axis, step, time, session = record.axis, record.step, record.time, entry.file.session
-            for name, value in record.values.items():
-                if type(value) is float:  # the usual case
-                    append((writer, axis, step, time, name, value, None, session, order))
-                else:
-                    append((writer, axis, step, time, name, number(value), _text(value), session, order))
-            self.count += len(record.values)
-        elif isinstance(record, Sample):
-            self._put("samples", _sample_row(record, writer, entry.id))
+        if isinstance(record, Sample):
+            self._put("samples", sample_row(record, writer, entry.id))
+            self._add_sample_blobs(record, writer)
+        elif isinstance(record, SampleUse):
+            self._add_sample_use(record, writer)
         elif isinstance(record, LogLine):
             self._put("logs", (writer, record.time, record.level, record.logger, record.message, record.step))
         elif isinstance(record, Rewards):
-            samples = [*record.samples, *[None] * len(record.values)]
-            for position, (value, sample) in enumerate(zip(record.values, samples, strict=False)):
-                self._put("rewards", (writer, record.step, record.time, record.name, position, number(value), sample))
-        elif isinstance(record, Event):
-            self._put("events", (writer, "event", record.time, record.step, record.name, "", _json(record.data)))
-        elif isinstance(record, Status):
-            row = (writer, "status", record.time, record.step, record.status, record.message, _json(record.data))
-            self._put("events", row)
+            self._add_rewards(record, writer)
+        elif isinstance(record, Media):
+            self._add_media(record, writer)
+        elif isinstance(record, TableRows):
+            self._add_table_rows(record, writer)
+        elif isinstance(record, Event | Status):
+            self._add_event(record, writer)
+
+    def _add_rewards(self, record: Rewards, writer: str) -> None:
+        samples = [*record.samples, *[None] * len(record.values)]
+        for position, (value, sample) in enumerate(zip(record.values, samples, strict=False)):
+            self._put("rewards", (writer, record.step, record.time, record.name, position, as_float(value), sample))
+
+    def _add_event(self, record: Event | Status, writer: str) -> None:
+        if isinstance(record, Event):
+            words = ("event", record.time, record.step, record.name, "")
+        else:
+            words = ("status", record.time, record.step, record.status, record.message)
+        self._put("events", (writer, *words, _json(record.data)))
+
+    def _add_media(self, record: Media, writer: str) -> None:
+        stamp = (writer, record.axis, record.step, record.time, record.name)
+        content = (record.index, record.type, record.blob, record.size, record.format, record.caption)
+        self._put("media", (*stamp, *content, _json(record.data)))
+        described = {"type": record.type, "blob": record.blob, "size": record.size, "format": record.format}
+        self._add_blobs((writer, record.step, record.name), described | {"data": record.data})
+
+    def _add_sample_blobs(self, record: Sample, writer: str) -> None:
+        """Add the blobs of a sample's tokens and of the images in its messages."""
+        stamp = (writer, record.step, "samples")
+        if record.tokens is not None:
+            self._add_blobs(stamp, record.tokens)
+        for message in (*(record.prompt_messages or ()), *(record.completion_messages or ())):
+            content = message.get("content") if isinstance(message, dict) else None
+            for part in content if isinstance(content, list) else ():
+                if isinstance(part, dict) and isinstance(part.get("media"), dict):
+                    self._add_blobs(stamp, part["media"])
+
+    def _add_sample_use(self, record: SampleUse, writer: str) -> None:
+        for name in record.rollouts:
+            tokens = record.tokens.get(name)
+            stamp = (writer, record.axis, record.step, record.time)
+            self._put("sample_uses", (*stamp, name, record.outcome, None if tokens is None else _json(tokens)))
+            if tokens is not None:
+                self._add_blobs((writer, record.step, "samples"), tokens)
+
+    def _add_table_rows(self, record: TableRows, writer: str) -> None:
+        stamp = (writer, record.axis, record.step, record.time, record.name)
+        if record.start == 0:
+            facts = _json({"table": record.table, "columns": record.columns})
+            self._put("media", (*stamp, 0, "table", "", 0, "", "", facts))
+        for position, cells in enumerate(record.rows, start=record.start):
+            row = dict(zip(record.columns, cells, strict=False))
+            # Cleaning looks at each value again: rows of plain values, which are nearly all, need none.
+            is_plain = all(type(cell) in _PLAIN_CELLS or (type(cell) is float and isfinite(cell)) for cell in cells)
+            text = msgspec.json.encode(row).decode() if is_plain else _json(row)
+            self._put("table_rows", (*stamp, record.table, position, text))
+            for cell in cells:
+                if isinstance(cell, dict) and isinstance(cell.get("media"), dict):
+                    self._add_blobs((writer, record.step, record.name), cell["media"])
+
+    def _add_blobs(self, stamp: tuple[str, int, str], described: dict[str, Any]) -> None:
+        """Add the blob of a medium, and those of its masks; anyone may have written the description.
+
+        Args:
+            stamp: The writer, the step and the name of what refers to it.
+        """
+        data = described.get("data")
+        facts = data if isinstance(data, dict) else {}
+        parts = facts.get("parts")
+        masks = parts.values() if isinstance(parts, dict) else ()
+        found = [(described, described.get("type"), described.get("format"), facts.get("file"))]
+        found += [(mask, "mask", "png", None) for mask in masks if isinstance(mask, dict)]
+        for source, kind, suffix, file in found:
+            digest, size = source.get("blob"), source.get("size")
+            if isinstance(digest, str) and is_digest(digest):
+                size = size if isinstance(size, int) else 0
+                texts = (_plain_text(kind), digest, size, _plain_text(suffix), _plain_text(file) or None)
+                self._put("blobs", (*stamp, *texts))
 
     def _put(self, table: str, row: Row) -> None:
         self.tables[table].append(row)
         self.count += 1
 
 
-def number(value: Any) -> float | None:
-    """A value as a float; None if it is not a number."""
-    if not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+_MAX_LISTED_NAMES = 1000
+"""Up to this many distinct texts of a column become part of a query; more are passed row by row."""
+
+
+def row_selects(name: str, batches: Sequence[tuple[str, Rows]]) -> list[tuple[dict[str, Any], str]]:
+    """The rows of a table of several runs: arrays, and for each set of them the columns of a SELECT from it."""
+    table = TABLES[name]
+    selects = []
+    if name == "metrics":
+        blocks = [(run, block) for run, rows in batches for block in rows.blocks]
+        if blocks:
+            selects.append(_metric_arrays(blocks))
+    rows = [(run, row) for run, batch in batches for row in batch.tables[name]]
+    if rows:
+        arrays, expressions = column_arrays(table, [row for _, row in rows])
+        arrays["run"], run = _text_column("run", [run for run, _ in rows], [1] * len(rows))
+        columns = zip(["run", *table.columns], [run, *expressions], strict=True)
+        selects.append((arrays, ", ".join(f'{expression} AS "{column}"' for column, expression in columns)))
+    return selects
+
+
+def _metric_arrays(blocks: list[tuple[str, Block]]) -> tuple[dict[str, Any], str]:
+    """Blocks of metrics as arrays with a row per value, and the columns of a SELECT from them."""
+    import numpy as np
+
+    arrays: dict[str, Any] = {}
+    sizes = [block.values.size for _, block in blocks]
+    for column in ("step", "time", "order"):
+        arrays[column] = np.concatenate([np.tile(getattr(block, column), len(block.names)) for _, block in blocks])
+    arrays["value"] = np.concatenate([block.values.ravel() for _, block in blocks])
+    value = '"value"'
+    # DuckDB reads NaN in an array as NULL, so a second array marks the values that are NaN.
+    if (is_nan := np.isnan(arrays["value"])).any():
+        arrays["value is nan"] = is_nan
+        value = 'CASE WHEN "value is nan" THEN \'NaN\'::DOUBLE ELSE "value" END'
+    order = "NULL::DOUBLE"
+    if (is_odd := arrays["order"] != arrays["time"]).any():
+        arrays["order"] = np.where(is_odd, arrays["order"], np.nan)  # NULL where the time is the order
+        order = '"order"'
+    else:
+        del arrays["order"]
+    names = [(name, len(block)) for _, block in blocks for name in block.full_names]
+    texts = {
+        "run": ([run for run, _ in blocks], sizes),
+        "writer": ([block.file.name for _, block in blocks], sizes),
+        "axis": ([block.axis for _, block in blocks], sizes),
+        "name": ([name for name, _ in names], [size for _, size in names]),
+    }
+    columns = {}
+    for column, (values, counts) in texts.items():
+        arrays[column], columns[column] = _text_column(column, values, counts)
+    arrays["session"] = np.repeat([block.file.session for _, block in blocks], sizes)
+    columns |= {"step": "step", "time": '"time"', "value": value, "text": "NULL::VARCHAR"}
+    columns |= {"_session": "session::INTEGER", "_order": order}
+    return arrays, ", ".join(f'{columns[column]} AS "{column}"' for column in ("run", *TABLES["metrics"].columns))
+
+
+def _text_column(column: str, values: list[str], counts: list[int]) -> tuple[Any, str]:
+    """An array for a column of texts that repeat, and its expression.
+
+    Numbers that stand for texts are handed over much faster than the texts.
+    """
+    import numpy as np
+
+    distinct = {value: position for position, value in enumerate(dict.fromkeys(values), start=1)}
+    if len(distinct) > _MAX_LISTED_NAMES:
+        texts = np.empty(len(values), dtype=object)
+        texts[:] = values
+        return np.repeat(texts, counts), f'"{column}"'
+    codes = np.repeat(np.array([distinct[value] for value in values], dtype=np.int32), counts)
+    listed = ", ".join("'" + value.replace("'", "''") + "'" for value in distinct)
+    return codes, f'list_extract([{listed}], "{column}")'
 
 
 def column_arrays(table: Table, rows: list[Row]) -> tuple[dict[str, Any], list[str]]:
@@ -240,22 +438,31 @@ def column_arrays(table: Table, rows: list[Row]) -> tuple[dict[str, Any], list[s
     return arrays, expressions
 
 
-def _sample_row(record: Sample, writer: str, key: str) -> Row:
-    rewards = {name: number(value) for name, value in record.rewards.items()}
+def sample_row(record: Sample, writer: str, key: str) -> Row:
+    """The row of a sample in the table ``samples``, whose id is ``key``; JSON as text."""
+    rewards = {name: as_float(value) for name, value in record.rewards.items()}
     texts = (record.prompt, record.completion, record.expected, record.reasoning, record.answer)
-    total = number(record.total)
+    total = as_float(record.total)
     given = [value for value in rewards.values() if value is not None]
     reward = total if total is not None or not given else sum(given)
-    numbers = (_json(rewards), total, reward, number(record.advantage))
+    numbers = (_json(rewards), total, reward, as_float(record.advantage))
     rest = (record.group, record.lesson, _json(record.extra), _json(record.truncated))
-    return (key, writer, record.axis, record.step, record.time, *texts, *numbers, *rest)
+    chats = tuple(
+        None if each is None else _json(each) for each in (record.prompt_messages, record.completion_messages)
+    )
+    facts = (record.finish, _stored_integer(record.version), _stored_integer(record.length))
+    tokens = None if not record.tokens else _json(record.tokens)
+    origin = (record.rollout, record.parent, _stored_integer(record.prompt_length))
+    own = (tokens, *origin, _stored_integer(record.last_version), _json(record.timings))
+    return (key, writer, record.axis, record.step, record.time, *texts, *numbers, *rest, *chats, *facts, *own)
 
 
-def _text(value: Any) -> str | None:
-    """A metric's value as text; None if it is a number."""
-    if value is None or isinstance(value, int | float):
-        return None
-    return value if isinstance(value, str) else _json(value)
+def _stored_integer(value: int | None) -> int | None:
+    return value if value is None or abs(value) <= _MAX_INTEGER else None
+
+
+def _plain_text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _json(value: Any) -> str:
@@ -266,6 +473,43 @@ def run_arrays(runs: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
     """The table ``runs``, like `column_arrays`."""
     rows = [tuple(_run_value(info, name) for name in RUN_COLUMNS) for info in runs]
     return column_arrays(Table(RUN_COLUMNS, "id"), rows)
+
+
+METRIC_NAMES = "metric_names"
+"""The table of the metrics of each run, made from the columns of the runs when a query names it."""
+METRIC_NAME_COLUMNS = _columns(
+    "run VARCHAR; name VARCHAR; axis VARCHAR; points BIGINT; texts BIGINT; first_step BIGINT; last_step BIGINT"
+)
+
+
+def metric_name_arrays(runs: Iterable[tuple[str, Mapping[tuple[str, str], Any]]]) -> tuple[dict[str, Any], list[str]]:
+    """The table ``metric_names``, like `column_arrays`.
+
+    Args:
+        runs: For each run its id, and the facts of its metrics by name and axis.
+    """
+    rows = [
+        (run, name, axis, facts.points, facts.texts, facts.first_step, facts.last_step)
+        for run, metrics in runs
+        for (name, axis), facts in metrics.items()
+    ]
+    return column_arrays(Table(METRIC_NAME_COLUMNS, "name"), rows)
+
+
+CONSOLE_COLUMNS = _columns(
+    "run VARCHAR; rank BIGINT; stream VARCHAR; time DOUBLE; step BIGINT; text VARCHAR; level VARCHAR; logger VARCHAR"
+)
+"""The table ``console``, which is read from the files of the runs when a query names it: they are bounded."""
+
+
+def console_arrays(runs: Sequence[RunInfo]) -> tuple[dict[str, Any], list[str]]:
+    """The table ``console``, like `column_arrays`."""
+    rows = [
+        (info.id, row.rank, row.stream, row.time, row.step, row.text, row.level, row.logger)
+        for info in runs
+        for row in read_console(info.directory, streams=STREAMS)
+    ]
+    return column_arrays(Table(CONSOLE_COLUMNS, "time"), rows)
 
 
 def _run_value(info: RunInfo, name: str) -> Any:
