@@ -3,7 +3,17 @@
 
 import { h } from "./dom.js";
 
+/** The server refused a request; other errors mean that there was no answer. */
 export class ApiError extends Error {}
+
+/** There was no answer. The page keeps its content and shows at the top that it is outdated. */
+export class NoAnswerError extends Error {
+  constructor() {
+    super(NO_ANSWER);
+  }
+}
+
+const NO_ANSWER = "The server does not respond.";
 
 /** Limits of one request: the number of runs, and the length of their ids in the URL. */
 const MAX_RUNS = 500;
@@ -30,11 +40,62 @@ export async function request(path, parameters = {}, signal = undefined) {
     }
   }
   const text = query.toString();
-  const response = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal });
+  return shared(`/api/${path}${text ? `?${text}` : ""}`, signal);
+}
+
+/** Answers by URL, the last used last: one that has not changed on the server is not sent again. */
+const kept = new Map();
+const MAX_KEPT = 40;
+/** Requests under way by URL, with the number of those who wait: equal ones are made once. */
+const pending = new Map();
+
+/** @param {string} url @param {AbortSignal} [signal] */
+async function shared(url, signal) {
+  let flight = pending.get(url);
+  if (!flight) {
+    const controller = new AbortController();
+    flight = { controller, waiting: 0, answer: load(url, controller.signal) };
+    pending.set(url, flight);
+    // For equal requests of the same moment only: a later one has to see what was recorded since.
+    queueMicrotask(() => pending.get(url) === flight && pending.delete(url));
+  }
+  flight.waiting += 1;
+  const leave = () => {
+    flight.waiting -= 1;
+    if (!flight.waiting) flight.controller.abort();
+  };
+  signal?.addEventListener("abort", leave, { once: true });
+  try {
+    return await flight.answer;
+  } finally {
+    signal?.removeEventListener("abort", leave);
+  }
+}
+
+async function load(url, signal) {
+  const known = kept.get(url);
+  const headers = known ? { "If-None-Match": known.tag } : {};
+  const response = await fetch(url, { signal, headers, cache: "no-store" }).catch((error) => {
+    throw signal.aborted ? error : new NoAnswerError();
+  });
+  if (response.status === 304) {
+    keep(url, known);
+    return known.answer;
+  }
   if (response.status === 401) showLogin();
-  const answer = await response.json();
-  if (!response.ok) throw new ApiError(answer.error);
+  const answer = await response.json().catch((error) => {
+    throw signal.aborted ? error : new Error(`The answer of the server cannot be read (status ${response.status}).`);
+  });
+  if (!response.ok) throw Object.assign(new ApiError(answer.error), { facts: answer });
+  const tag = response.headers.get("ETag");
+  if (tag) keep(url, { tag, answer });
   return answer;
+}
+
+function keep(url, answer) {
+  kept.delete(url);
+  kept.set(url, answer);
+  if (kept.size > MAX_KEPT) kept.delete(kept.keys().next().value);
 }
 
 /** One request at a time: a newer one aborts the one before. */
@@ -60,14 +121,16 @@ export class LatestRequest {
   }
 }
 
-const ASKED = "/api/openapi.json";
+const PROBE = "/api/openapi.json";
 
 let shown = false;
+/** Whether the login is shown; it stays until the page is loaded again. */
+export let isLoggedOut = false;
 
 /** Whether reading is allowed; shows the login if a token is needed. */
 export async function canRead() {
   try {
-    const { status } = await fetch(ASKED, { method: "HEAD" });
+    const { status } = await fetch(PROBE, { method: "HEAD" });
     if (status === 403) await showRefusal();
     if (status !== 401) return status !== 403;
   } catch {
@@ -81,14 +144,14 @@ export async function canRead() {
 async function showRefusal() {
   if (shown) return;
   shown = true;
-  const { error } = await (await fetch(ASKED)).json();
+  const { error } = await (await fetch(PROBE)).json();
   document.body.append(h("dialog", { class: "login", open: true }, h("p", { role: "alert" }, error)));
 }
 
 /** Show the login, once. */
 export function showLogin() {
   if (shown) return;
-  shown = true;
+  shown = isLoggedOut = true;
   const field = h("input", {
     type: "password",
     name: "token",
@@ -102,7 +165,7 @@ export function showLogin() {
     "form",
     { onsubmit: (event) => submit(event, field, message) },
     h("h2", {}, "Read token"),
-    h("p", {}, "This server requires its read token."),
+    h("p", {}, "Enter a token that may read."),
     field,
     h("button", {}, "Log in"),
     message,
@@ -125,6 +188,6 @@ async function submit(event, field, message) {
     if (response.ok) location.reload();
     else message.textContent = (await response.json()).error;
   } catch {
-    message.textContent = "The server does not respond.";
+    message.textContent = NO_ANSWER;
   }
 }

@@ -61,6 +61,7 @@ function parts(seconds) {
   const size = Math.abs(seconds);
   const minutes = Math.floor(size / 60);
   const rest = Number((size - minutes * 60).toPrecision(12));
+  /** @type {[number, string][]} */
   const found = [
     [Math.floor(minutes / 1440), "d"],
     [Math.floor(minutes / 60) % 24, "h"],
@@ -71,7 +72,20 @@ function parts(seconds) {
   return (seconds < 0 ? "-" : "") + texts.join(" ");
 }
 
+/** Round values in a range, about five, as ticks. @returns {{value: number, text: string}[]} */
+export function roundTicks(low, high) {
+  const rough = (high - low) / 5;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const apart = power * ([1, 2, 5, 10].find((each) => each * power >= rough) ?? 10);
+  const values = [];
+  for (let at = Math.ceil(low / apart - 1e-6); at * apart <= high + apart * 1e-6 && values.length < 12; at += 1)
+    values.push(at * apart);
+  const texts = numberMarks(values);
+  return values.map((value, index) => ({ value, text: texts[index] }));
+}
+
 const FAR = 2.5;
+const LAST_BITS = 1e-12;
 
 /**
  * @param {number[]} values finite
@@ -91,7 +105,9 @@ export function valueRange(values, { isLog, leavesOut }) {
     if (high < sorted[sorted.length - 1]) high = most(sorted, high);
   }
   const outside = sorted.filter((value) => value < low || value > high).length;
-  const margin = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
+  // A smoothed constant differs from itself in its last bits, between which no axis has ticks.
+  const span = high - low > Math.max(Math.abs(low), Math.abs(high)) * LAST_BITS ? high - low : 0;
+  const margin = span * 0.06 || Math.abs(high) * 0.1 || 0.5;
   if (isLog) return { low: roundedDown(10 ** (low - margin)), high: 10 ** (high + margin), outside };
   return { low: low - margin, high: high + margin, outside };
 }
@@ -134,5 +150,5 @@ export function moved(zoom, extent, how, isLog = false) {
   if (width < (last - first) * LEAST) return zoom;
   const shift = { in: 0, out: 0, left: -0.25, right: 0.25 }[how] * width;
   const begin = Math.max(first, Math.min(last - width, (low + high - width) / 2 + shift));
-  return [begin, begin + width].map(from);
+  return [from(begin), from(begin + width)];
 }

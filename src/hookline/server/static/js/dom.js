@@ -1,10 +1,6 @@
 // Creates elements. Recorded data only becomes text nodes: nothing on the page parses markup.
 
 /**
- * @typedef {Node | string | number | null | undefined | false} Child
- */
-
-/**
  * Create an element.
  *
  * An attribute that starts with "on" is a listener; `data`, `vars` and `style` hold data attributes, CSS variables and
@@ -12,7 +8,7 @@
  *
  * @param {string} tag
  * @param {Record<string, any>} [attributes]
- * @param {...(Child | Child[])} children
+ * @param {...any} children nodes, texts and nested lists of them
  * @returns {any}
  */
 export function h(tag, attributes = {}, ...children) {
@@ -25,7 +21,7 @@ export function h(tag, attributes = {}, ...children) {
 /**
  * Replace the content of an element.
  * @param {Element} element
- * @param {...(Child | Child[])} children
+ * @param {...any} children nodes, texts and nested lists of them; null, undefined and false are left out
  */
 export function fill(element, ...children) {
   element.replaceChildren();
@@ -54,7 +50,7 @@ function append(element, children) {
 /**
  * A drop-down list.
  * @param {string} label
- * @param {[string, string][]} options values with labels
+ * @param {string[][]} options values with labels
  * @param {string} value
  * @param {(value: string) => void} changed
  */
@@ -78,9 +74,63 @@ export function toggle(label, on, changed) {
   return h("label", { class: "toggle" }, box, h("span", {}, label));
 }
 
+/** A button that opens a panel, which a click elsewhere or Escape closes. @param {string} label @param {any} content */
+export function menu(label, content) {
+  const details = h("details", { class: "menu" }, h("summary", { class: "button" }, label), h("div", { class: "panel-menu" }, content));
+  const close = (event) => {
+    if (event.type === "keydown" ? event.key === "Escape" : event.composedPath && !event.composedPath().includes(details)) details.open = false;
+  };
+  details.addEventListener("toggle", () => {
+    for (const kind of ["click", "keydown"])
+      if (details.open) document.addEventListener(kind, close);
+      else document.removeEventListener(kind, close);
+  });
+  return details;
+}
+
+/** The `data-key` of the focused element, if it is in an element that is about to be filled again. */
+export function focusedKey(element) {
+  const focused = document.activeElement;
+  return focused instanceof HTMLElement && element.contains(focused) ? (focused.dataset.key ?? null) : null;
+}
+
+/** Focus the element with a key again. */
+export function focusKey(element, key) {
+  if (key !== null) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
+}
+
 /** A message in place of missing content. */
 export function empty(title, text = "") {
   return h("div", { class: "empty" }, h("strong", {}, title), text && h("p", {}, text));
+}
+
+/**
+ * A message in place of content that could not be loaded.
+ * @param {Error} error
+ * @param {() => void} retry
+ */
+export function failed(error, retry, title = "Loading failed") {
+  return h("div", { class: "empty", role: "alert" }, h("strong", {}, title), h("p", {}, error.message), retryButton(retry));
+}
+
+/** @param {() => void} retry */
+export function retryButton(retry) {
+  return h("button", { type: "button", class: "small", onclick: retry }, "Try again");
+}
+
+/**
+ * Names with their values; those without a value are left out.
+ * @param {[string, any][]} entries
+ */
+export function factList(entries) {
+  const there = entries.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return there.length
+    ? h(
+        "dl",
+        {},
+        there.map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))]),
+      )
+    : h("p", { class: "muted" }, "none");
 }
 
 /**
@@ -96,7 +146,7 @@ export function later(action, milliseconds = 200) {
 }
 
 /**
- * Throttle: call something at most once per interval, at its end if requested meanwhile.
+ * Throttle: call something at most once per interval, at its end if requested in the meantime.
  * @param {() => void} action
  */
 export function throttled(action, milliseconds = 1000) {

@@ -31,6 +31,11 @@ export function whole(value) {
   return value === null || value === undefined ? "–" : Number(value).toLocaleString("en-US");
 }
 
+/** A number with its noun: 1 run, 1,200 runs. */
+export function plural(count, noun) {
+  return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 /** @param {number | null | undefined} seconds */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || typeof seconds === "string" || !Number.isFinite(seconds)) return "–";
@@ -73,10 +78,10 @@ export function dateTime(time) {
 }
 
 export function bytes(value) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const units = ["B", "kB", "MB", "GB", "TB"];
   let unit = 0;
   let size = value;
-  while (size >= 1024 && unit < units.length - 1) [size, unit] = [size / 1024, unit + 1];
+  while (size >= 1000 && unit < units.length - 1) [size, unit] = [size / 1000, unit + 1];
   return `${unit ? size.toFixed(1) : size} ${units[unit]}`;
 }
 

@@ -109,10 +109,11 @@ function notes(rows) {
   const changed = rows.filter((row) => row.versions > 1);
   const [last] = changed;
   return [
-    changed.length > 0 &&
-      `It changed while training: this is the order since step ${whole(last.step)}, the last of ${whole(last.versions)}.`,
-    rows[0].left_out > 0 && `${whole(rows[0].left_out)} more names did not fit into the record.`,
-  ].filter((text) => text !== false);
+    changed.length > 0
+      ? `It changed while training: this is the order since step ${whole(last.step)}, the last of ${whole(last.versions)}.`
+      : "",
+    rows[0].left_out > 0 ? `${whole(rows[0].left_out)} more names did not fit into the record.` : "",
+  ].filter(Boolean);
 }
 
 const GRAVE = /error|fail|hang|not_finite|killed|lost|alert/;

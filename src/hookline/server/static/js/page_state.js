@@ -27,6 +27,19 @@ export class Router {
 
   /** Change parameters of the current view, without a new history entry. */
   set(changes) {
+    history.replaceState(null, "", this.#addressWith(changes));
+    dispatchEvent(new Event("addresschange"));
+  }
+
+  /** Change parameters of the current view as a step that the browser can go back from. */
+  push(changes) {
+    const next = this.#addressWith(changes);
+    if (next === location.hash) return;
+    history.pushState(null, "", next);
+    dispatchEvent(new Event("addresschange"));
+  }
+
+  #addressWith(changes) {
     const parameters = this.parameters;
     for (const [name, value] of Object.entries(changes)) {
       parameters.delete(name);
@@ -34,7 +47,7 @@ export class Router {
         if (each !== null && each !== undefined && each !== "") parameters.append(name, each);
       }
     }
-    history.replaceState(null, "", address(this.view, parameters));
+    return address(this.view, parameters);
   }
 
   #parts() {

@@ -1,6 +1,8 @@
 // The list beside charts and tables to select runs.
 
-import { fill, h, later, throttled } from "./dom.js";
+import { fill, focusKey, focusedKey, h, later, throttled } from "./dom.js";
+import { address } from "./page_state.js";
+import { compareAddress } from "./run_store.js";
 
 const MAX_LISTED = 150;
 
@@ -11,6 +13,7 @@ export class RunList {
   #unsubscribe = [];
   #list = h("div", { class: "run-list" });
   #title = h("summary", {});
+  #compare = h("p", { class: "under" });
 
   /** @param {any} app @param {(run: import("./run_store.js").Run) => string} [colourFor] */
   constructor(app, colourFor = null) {
@@ -28,7 +31,7 @@ export class RunList {
     this.element = h(
       "aside",
       { class: "side" },
-      h("details", { open: innerWidth > 900 }, this.#title, search, this.#list),
+      h("details", { open: innerWidth > 900 }, this.#title, search, this.#compare, this.#list),
     );
     this.#unsubscribe.push(
       app.store.listen(throttled(() => this.show(), 1000)),
@@ -42,12 +45,13 @@ export class RunList {
   }
 
   show() {
-    const focused = this.#list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    const focused = focusedKey(this.#list);
     const chosen = new Set(this.#app.selection.ids);
-    const found = this.#app.store.all.filter((run) =>
+    const found = this.#app.store.all.filter((run) => (!run.archived || chosen.has(run.id)) &&
       `${run.id} ${run.name} ${run.arm} ${run.status} ${run.tags.join(" ")}`.toLowerCase().includes(this.#text),
     );
     fill(this.#title, "Runs", h("span", { class: "count" }, `${chosen.size} of ${this.#app.store.all.length}`));
+    fill(this.#compare, chosen.size > 1 && h("a", { href: compareAddress([...chosen]) }, `Compare the ${chosen.size} selected`));
     const groups = Map.groupBy(found, (run) => run.project);
     const listed = new Set(found.slice(0, MAX_LISTED));
     const more =
@@ -57,7 +61,7 @@ export class RunList {
       [...groups].map(([project, runs]) => this.#group(project, runs, chosen, listed)),
       more,
     );
-    if (focused) this.#list.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
+    focusKey(this.#list, focused);
   }
 
   /** A project with its matching runs; not all of them need to be listed. */
@@ -88,14 +92,17 @@ export class RunList {
     });
     const swatch =
       this.#colourFor && h("i", { class: "swatch", vars: { line: isChosen ? this.#colourFor(run) : "transparent" } });
-    return h(
+    const name = this.#app.store.nameOf(run.id);
+    const href = address("run", new URLSearchParams([["run", run.id]]));
+    const row = h(
       "label",
       { class: "run-row", title: run.id },
       box,
       swatch,
-      h("span", {}, this.#app.store.nameOf(run.id).replace(`${run.project}/`, "")), // which is the heading
+      h("span", {}, name.replace(`${run.project}/`, "")), // which is the heading
       run.problems.length > 0 && h("i", { class: "warn", title: run.problems.join("\n") }, "!"),
       h("i", { class: "dot", data: { status: run.status }, title: run.status }),
     );
+    return h("div", { class: "run-line" }, row, h("a", { href, title: `Everything about ${name}` }, h("span", { class: "hidden" }, `Open ${name}`), h("span", { "aria-hidden": "true" }, "›")));
   }
 }

@@ -1,17 +1,21 @@
 // The runs as last received from the server, and the selected ones: from the URL, the last visit, or the latest.
 
-import { firstRuns } from "./api.js";
-import { recall, remember } from "./page_state.js";
+import { LatestRequest, firstRuns } from "./api.js";
+import { throttled } from "./dom.js";
+import { address, recall, remember } from "./page_state.js";
+import { assignRunColours } from "./theme.js";
 
 /**
  * @typedef {{id: string, name: string, project: string, status: string, message: string, experiment: string | null,
  *   group: string | null, arm: string | null, repeat: number | null, stage: string | null, seed: number | null,
  *   started: number | null, ended: number | null, step: number, num_steps: number | null,
  *   seconds_per_step: number | null, eta_seconds: number | null, last_seen: number | null, tags: string[],
- *   problems: string[], metrics: Record<string, number | string | null>}} Run
+ *   notes: string, archived: boolean, problems: string[], metrics: Record<string, number | string | null>}} Run
  */
 
 const RETRY_MS = 3000;
+/** How many selected runs the address of the table names: more of them are remembered only. */
+const MAX_NAMED = 100;
 
 export class RunStore {
   /** @type {Map<string, Run>} */
@@ -22,6 +26,7 @@ export class RunStore {
   notes = [];
   isKnown = false;
   #names = null;
+  #coloured = 0;
   #listeners = new Set();
 
   /** @param {(changed: Set<string>) => void} listener @returns {() => void} unsubscribes */
@@ -63,18 +68,28 @@ export class RunStore {
     return source;
   }
 
-  /** @param {{whole: boolean, changed: Run[], removed: string[], notes: string[]}} news */
+  /**
+   * Apply an event. Unless it is whole, a known run has only its id and the fields that changed.
+   * @param {{whole: boolean, changed: (Partial<Run> & {id: string})[], removed: string[], notes: string[]}} news
+   */
   take({ whole, changed, removed, notes }) {
     this.notes = notes;
+    const known = new Set(this.byId.keys());
     const ids = new Set([...removed, ...changed.map((run) => run.id)]);
     if (whole) {
       const kept = new Set(changed.map((run) => run.id));
       for (const id of this.byId.keys()) if (!kept.has(id)) this.byId.delete(id) && ids.add(id);
     }
     for (const id of removed) this.byId.delete(id);
-    for (const run of changed) this.byId.set(run.id, run);
+    // A new object each time: views compare objects to find out what changed.
+    for (const run of changed) {
+      const before = whole ? {} : this.byId.get(run.id);
+      this.byId.set(run.id, /** @type {Run} */ ({ ...before, ...run }));
+    }
     this.all = [...this.byId.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0) || (a.id < b.id ? 1 : -1));
     this.#names = null;
+    if (this.byId.size !== this.#coloured || [...ids].some((id) => !known.has(id))) assignRunColours(this.all);
+    this.#coloured = this.byId.size;
     this.isKnown = true;
     for (const listener of [...this.#listeners]) listener(ids);
   }
@@ -87,16 +102,25 @@ export class RunStore {
 
   /** The default selection: the runs of the latest experiment, or the latest run. */
   latest() {
-    const first = this.all[0];
+    const listed = this.all.filter((run) => !run.archived);
+    const first = listed[0];
     if (!first) return [];
-    const inExperiment = this.all.find((run) => run.experiment !== null);
+    const inExperiment = listed.find((run) => run.experiment !== null);
     const lead = first.experiment === null && inExperiment && isOver(first) ? inExperiment : first;
     if (lead.experiment === null) return [lead.id];
-    return this.all
+    return listed
       .filter((run) => run.project === lead.project)
       .map((run) => run.id)
       .slice(0, 30);
   }
+}
+
+/** As many runs as the server compares. */
+const MAX_COMPARED = 50;
+
+/** The address of a comparison of runs. @param {string[]} ids */
+export function compareAddress(ids) {
+  return address("compare", new URLSearchParams(ids.slice(0, MAX_COMPARED).map((id) => ["run", id])));
 }
 
 export function isOver(run) {
@@ -134,10 +158,16 @@ function withoutDate(run) {
   return run.id.slice(run.project.length + 1).replace(/^\d{4}-\d\d-\d\d-(?=.)/, "");
 }
 
+/**
+ * The selected runs: those that the address names with `run`, or that match its `where` and `project`; otherwise those
+ * that were selected last, or the latest.
+ */
 export class Selection {
   #store;
   #router;
   #ids = null;
+  #matching = { filter: "", ids: [] };
+  #request = new LatestRequest();
   #listeners = new Set();
 
   /** @param {import("./run_store.js").RunStore} store @param {import("./page_state.js").Router} router */
@@ -145,14 +175,59 @@ export class Selection {
     this.#store = store;
     this.#router = router;
     this.#ids = recall("selection", null);
+    store.listen(throttled(() => this.#match(), 2000));
   }
 
-  /** The ids of the selected runs that exist. */
-  get ids() {
+  /** The filter in the address: runs that match it are selected. */
+  get filter() {
+    const { parameters, view } = this.#router;
+    if (parameters.has("run") || view === "runs") return ""; // the filter of the table selects nothing
+    const [project, where] = [parameters.get("project"), parameters.get("where")];
+    return [project && `project = ${JSON.stringify(project)}`, where && (project ? `(${where})` : where)]
+      .filter(Boolean)
+      .join(" and ");
+  }
+
+  /** The address was changed: request the runs that match its filter. */
+  async follow() {
+    if (this.filter !== this.#matching.filter) await this.#match();
+  }
+
+  async #match() {
+    const { filter } = this;
+    if (!filter) {
+      this.#matching = { filter, ids: [] };
+      return;
+    }
+    let ids = [];
+    try {
+      const found = await this.#request.get("matching_runs", { where: filter });
+      if (!found) return;
+      ids = found.ids;
+    } catch {
+      // The table of runs shows the filter's error; no run matches it here.
+    }
+    const isNew = filter !== this.#matching.filter || ids.join("\n") !== this.#matching.ids.join("\n");
+    this.#matching = { filter, ids };
+    if (isNew) this.#changed();
+  }
+
+  #changed() {
+    for (const listener of [...this.#listeners]) listener();
+  }
+
+  /** The ids of the runs that a person selected, and that exist: without those that are shown by default. */
+  get chosen() {
     const given = this.#router.parameters.getAll("run");
-    const wanted = given.length ? given : (this.#ids ?? []);
-    const known = wanted.filter((id) => this.#store.byId.has(id));
-    return known.length || given.length || this.#ids?.length === 0 ? known : this.#store.latest();
+    const wanted = this.filter ? this.#matching.ids : given.length ? given : (this.#ids ?? []);
+    return wanted.filter((id) => this.#store.byId.has(id));
+  }
+
+  /** The ids of the selected runs that exist; by default the latest. */
+  get ids() {
+    const { chosen } = this;
+    const isEmpty = this.filter || this.#router.parameters.has("run") || this.#ids?.length === 0;
+    return chosen.length || isEmpty ? chosen : this.#store.latest();
   }
 
   /** The ids in the URL that no run has. */
@@ -171,17 +246,19 @@ export class Selection {
 
   /** @param {string[]} ids */
   set(ids) {
-    this.#ids = ids;
+    // In the table, no tick means that nothing is selected; beside charts, it means that none is to be shown.
+    this.#ids = ids.length || this.#router.view !== "runs" ? ids : null;
     remember("selection", this.#ids);
-    this.#router.set({ run: this.#ids });
-    for (const listener of [...this.#listeners]) listener();
+    if (this.#router.view === "runs") this.#router.set({ run: ids.length > MAX_NAMED ? null : ids });
+    else this.#router.set({ run: this.#ids, where: null, project: null });
+    this.#changed();
   }
 
-  /** @param {string[]} ids @param {boolean} on */
-  turn(ids, on) {
+  /** @param {string[]} ids @param {boolean} on @param {string[]} [before] those that are selected now */
+  turn(ids, on, before = this.ids) {
     const turned = new Set(ids);
-    const now = this.ids.filter((id) => !turned.has(id));
-    this.set(on ? [...now, ...ids] : now);
+    const others = before.filter((id) => !turned.has(id));
+    this.set(on ? [...others, ...ids] : others);
   }
 
   listen(listener) {

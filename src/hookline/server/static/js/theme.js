@@ -1,4 +1,4 @@
-// Light and dark theme, and the colours of lines. A key keeps the colour it got first.
+// Light and dark theme, and the colours of lines: the same for a run in every view.
 
 import { recall, remember } from "./page_state.js";
 
@@ -46,25 +46,61 @@ export function colour(name) {
   return value;
 }
 
-const COLOURS = [
-  "#3e63dd",
-  "#e5692c",
-  "#2f9e6e",
-  "#c2418f",
-  "#8e4ec6",
-  "#0e8fb3",
-  "#b8860b",
-  "#d6444a",
-  "#5d7a1f",
-  "#7c7f88",
-];
-const given = { run: new Map(), group: new Map(), hook: new Map() };
+/**
+ * Distinguishable with red-green and blue-yellow colour blindness, and with a contrast of at least 3:1 to both themes'
+ * surfaces: chosen by the smallest distance of any two in OKLab, as seen with each.
+ */
+export const COLOURS = ["#005afa", "#c88200", "#c800c8", "#147800", "#e6003c", "#14a0a0", "#aa78fa", "#825a82"];
+/** This many consecutive runs have different colours, whatever their ids. */
+const IN_A_ROW = 6;
+const runColours = new Map();
+/** Places by kind and key, as they were given. @type {Map<string, Map<string, number>>} */
+const given = new Map();
 
-/** @param {string} key @param {"run" | "group" | "hook"} kind each kind has its own sequence @returns {string} */
+/**
+ * Give runs their colours: by their ids, so that a run has one colour in every view and on every machine. Where runs of
+ * a project that started one after another would share a colour, the later one gets the next that is free.
+ * @param {{id: string, project: string, started: number | null}[]} runs
+ */
+export function assignRunColours(runs) {
+  runColours.clear();
+  const ordered = runs.toSorted((a, b) => (a.started ?? 0) - (b.started ?? 0) || (a.id < b.id ? -1 : 1));
+  const latest = new Map();
+  for (const { id, project } of ordered) {
+    const before = latest.get(project) ?? [];
+    const place = freePlace(id, new Set(before));
+    runColours.set(id, place);
+    latest.set(project, [...before, place].slice(1 - IN_A_ROW));
+  }
+}
+
+/** The place of a key's colour: by its hash, or the next one that is not used. */
+function freePlace(key, used) {
+  const first = hash(key) % COLOURS.length;
+  for (let away = 0; away < COLOURS.length; away += 1) {
+    const place = (first + away) % COLOURS.length;
+    if (!used.has(place)) return place;
+  }
+  return first;
+}
+
+/** FNV-1a, with a last mixing: keys often differ only in their last character. @param {string} text */
+function hash(text) {
+  let value = 0x811c9dc5;
+  for (let at = 0; at < text.length; at += 1) value = Math.imul(value ^ text.charCodeAt(at), 0x01000193);
+  value = Math.imul(value ^ (value >>> 16), 0x45d9f3b);
+  return (value ^ (value >>> 16)) >>> 0;
+}
+
+/** The colour of a run, or of a group, hook or label, which have separate sequences.
+ * @param {string} key @param {string} kind run, hook, label, or a way to group @returns {string}
+ */
 export function colourOf(key, kind = "run") {
-  const own = given[kind];
-  if (!own.has(key)) own.set(key, own.size);
-  return COLOURS[own.get(key) % COLOURS.length];
+  if (kind === "run") return COLOURS[runColours.get(key) ?? hash(key) % COLOURS.length];
+  if (!given.has(kind)) given.set(kind, new Map());
+  const own = given.get(kind);
+  if (!own.has(key)) own.set(key, freePlace(key, new Set(own.values())));
+  return COLOURS[own.get(key)];
 }
 
 /** @param {string} line a colour @param {number} alpha */

@@ -1,3 +1,4 @@
+// @ts-nocheck uplot 1.6.32
 /**
 * Copyright (c) 2025, Leon Sorokin
 * All rights reserved. (MIT Licensed)

@@ -9,11 +9,19 @@ const HOOKS = /(^|\/)hooks\//;
 const SYSTEM =
   /^(system|memory|throughput|gpu|perf|time)\/|(_per_second|step_time|seconds_per_step|_mib|_gib|utilization)/;
 
+const ALL = { name: "charts", nothing: "Select runs with recorded metrics.", accepts: (_name) => true, hasMedia: true };
+
 export class ChartsView {
-  constructor(app, board = { name: "charts", nothing: "Select runs with recorded metrics.", accepts: () => true }) {
+  /** @param {any} app @param {{name: string, nothing: string, accepts: (name: string) => boolean, closed?: string[],
+   *   hasMedia?: boolean}} board */
+  constructor(app, board = ALL) {
     this.board = new ChartBoard(app, { ...board, accepts: (name) => board.accepts(name) && !HOOKS.test(name) });
     this.list = new RunList(app, (run) => this.board.colourFor(run));
     this.board.onLook = () => this.list.show();
+    // A row of the list has the id of its run as its title.
+    const pointed = (event) => this.board.highlightRun(event.target.closest?.(".run-row")?.title ?? null);
+    for (const kind of ["pointerover", "focusin"]) this.list.element.addEventListener(kind, pointed);
+    for (const kind of ["pointerleave", "focusout"]) this.list.element.addEventListener(kind, () => this.board.highlightRun(null));
     this.problems = new RunProblems(app);
     this.missing = new MissingRuns(app);
     this.element = h("div", { class: "with-side" }, this.list.element, this.board.element);

@@ -1,8 +1,9 @@
 // An experiment: its arms compared, their curves, and benchmark scores.
 
-import { LatestRequest, request, firstRuns } from "../api.js";
+import { LatestRequest, NoAnswerError, firstRuns, request } from "../api.js";
 import { ChartPanel } from "../chart_panel.js";
-import { empty, fill, h, select, throttled } from "../dom.js";
+import { empty, failed, fill, h, select, throttled } from "../dom.js";
+import { ExperimentControl } from "../experiment_control.js";
 import { armTable, benchmarkTable, differenceTable } from "../experiment_tables.js";
 import { whole } from "../format.js";
 import { groupColour } from "../metric_lines.js";
@@ -23,14 +24,19 @@ export class ExperimentView {
   #request = new LatestRequest();
   #panel = null;
   #unsubscribe = [];
+  #shownFor = "";
 
   constructor(app) {
     this.#app = app;
-    this.#project = app.router.parameters.get("project");
-    this.#stage = app.router.parameters.get("stage");
+    const given = app.router.parameters;
+    this.#project = given.get("experiment");
+    this.#stage = given.get("stage");
+    this.#metric = given.get("metric") ?? "";
+    this.#curve = given.get("curve") ?? "";
     this.problems = new RunProblems(app, () => (this.#found?.runs ?? []).map((id) => app.store.byId.get(id)));
     this.tools = h("div", { class: "toolbar" });
     this.arms = h("section", {});
+    this.control = new ExperimentControl();
     this.curves = h("section", {});
     this.scores = h("section", {});
     this.predictions = h("section", {});
@@ -40,6 +46,7 @@ export class ExperimentView {
       this.tools,
       this.problems.element,
       this.arms,
+      this.control.element,
       this.curves,
       this.scores,
       this.predictions,
@@ -59,6 +66,7 @@ export class ExperimentView {
     this.problems.destroy();
     this.#request.cancel();
     this.#panel?.destroy();
+    this.control.destroy();
   }
 
   async #load() {
@@ -68,8 +76,8 @@ export class ExperimentView {
         return this.#showMissing(experiments);
       if (!experiments.length) return this.#showNothing();
       this.#project ??= experiments[0].project;
-      const asked = { project: this.#project, metric: this.#metric, stage: this.#stage };
-      const found = await this.#request.get("experiment", asked);
+      const parameters = { project: this.#project, metric: this.#metric, stage: this.#stage };
+      const found = await this.#request.get("experiment", parameters);
       if (!found) return;
       this.#found = found;
       const { metrics } = this.#ids.length ? await request("metrics", { run: firstRuns(this.#ids) }) : { metrics: [] };
@@ -77,9 +85,17 @@ export class ExperimentView {
       this.#names = [...new Set(curves.map((each) => each.name))].filter((name) => !name.includes("hooks/"));
       this.problems.show();
       this.#show(experiments);
+      this.#shownFor = this.#question;
     } catch (error) {
-      fill(this.arms, empty("Loading the experiment failed", error.message));
+      if (error instanceof NoAnswerError && this.#shownFor === this.#question) return;
+      this.#shownFor = "";
+      fill(this.arms, failed(error, () => this.#load(), "Loading the experiment failed"));
     }
+  }
+
+  /** The state that selects the content. */
+  get #question() {
+    return JSON.stringify([this.#project, this.#metric, this.#stage]);
   }
 
   /** The experiment in the URL does not exist; do not show another one instead. */
@@ -99,7 +115,7 @@ export class ExperimentView {
       this.#project = value || null;
       this.#metric = this.#curve = "";
       this.#stage = null;
-      this.#app.router.set({ project: value, stage: null });
+      this.#app.router.push({ experiment: value, stage: null, metric: null, curve: null });
       this.#load();
     });
   }
@@ -130,7 +146,7 @@ export class ExperimentView {
           change((value) => {
             this.#stage = value;
             this.#metric = this.#curve = ""; // another stage may have other metrics
-            this.#app.router.set({ stage: value });
+            this.#app.router.push({ stage: value, metric: null, curve: null });
           }),
         ),
       found.metrics.length > 0 &&
@@ -138,7 +154,10 @@ export class ExperimentView {
           "metric",
           found.metrics.map((name) => [name, name]),
           found.metric ?? "",
-          change((value) => (this.#metric = this.#curve = value)),
+          change((value) => {
+            this.#metric = this.#curve = value;
+            this.#app.router.push({ metric: value, curve: null });
+          }),
         ),
       h(
         "span",
@@ -157,6 +176,7 @@ export class ExperimentView {
       ),
     );
     this.#showArms(found);
+    this.control.show(this.#project);
     this.#showCurves(found);
     this.#showScores(found);
     this.#showPredictions(found);
@@ -219,6 +239,7 @@ export class ExperimentView {
       preferred,
       (name) => {
         this.#curve = name;
+        this.#app.router.push({ curve: name });
         this.#showCurves(this.#found);
       },
     );

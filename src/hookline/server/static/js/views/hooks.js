@@ -1,11 +1,12 @@
 // Hooks: the cost and order of subscribers, sinks, events and log lines.
 
-import { LatestRequest } from "../api.js";
+import { LatestRequest, NoAnswerError } from "../api.js";
 import { Chart } from "../chart.js";
-import { empty, fill, h, later, select, throttled } from "../dom.js";
-import { bytes, clock, dateTime, whole } from "../format.js";
+import { empty, failed, fill, h, later, select, throttled } from "../dom.js";
+import { clock, dateTime, whole } from "../format.js";
 import { costLines, costTable, isGrave, orderTables, timeline } from "../hook_tables.js";
 import { RunList } from "../run_list.js";
+import { sinkTable } from "../run_parts.js";
 import { MissingRuns } from "../run_status.js";
 import { end, legendChips, numberTable } from "../tables.js";
 import { listenToTheme } from "../theme.js";
@@ -15,8 +16,8 @@ const MAX_EVENTS = 100;
 
 export class HooksView {
   #app;
-  #level = "";
-  #text = "";
+  #level;
+  #text;
   #history = [];
   #orderShown = "";
   #chart = null;
@@ -33,11 +34,14 @@ export class HooksView {
 
   constructor(app) {
     this.#app = app;
+    this.#level = app.router.parameters.get("level") ?? "";
+    this.#text = app.router.parameters.get("find") ?? "";
     this.list = new RunList(app);
     this.missing = new MissingRuns(app);
     this.costs = h("div");
     this.legend = h("div", { class: "legend" });
     this.chartHost = h("div", { class: "chart" });
+    this.unknown = h("div"); // why there is no curve
     this.curve = h(
       "article",
       { class: "panel", hidden: true, data: { metric: "hook costs" } },
@@ -45,17 +49,20 @@ export class HooksView {
       this.chartHost,
     );
     this.order = h("div");
+    this.control = h("p", {}, h("a", { href: "#/control" }, "Control the selected run"));
     this.sinks = h("div");
     this.events = h("div");
     this.logs = h("div", { class: "log", role: "log", tabindex: "0", "aria-label": "Log lines" });
     this.logCount = h("span", { class: "count" });
     const search = h("input", {
       type: "search",
+      value: this.#text,
       placeholder: "Find in log lines",
       "aria-label": "Find in log lines",
       data: { find: "" },
       oninput: later(() => {
         this.#text = search.value;
+        app.router.set({ find: this.#text });
         this.#loadLogs();
       }, 250),
     });
@@ -68,15 +75,16 @@ export class HooksView {
         ["WARNING", "warning"],
         ["ERROR", "error"],
       ],
-      "",
+      this.#level,
       (value) => {
         this.#level = value;
+        app.router.push({ level: value });
         this.#loadLogs();
       },
     );
     const parts = [
-      [h("h2", {}, "Cost of subscribers"), this.costs, this.curve],
-      [h("h2", {}, "Order of subscribers"), this.order],
+      [h("h2", {}, "Cost of subscribers"), this.costs, this.unknown, this.curve],
+      [h("h2", {}, "Order of subscribers"), this.order, this.control, h("p", {}, h("a", { href: "#/alerts" }, "Alerts of all runs"))],
       [h("h2", {}, "Sinks"), this.sinks],
       [h("h2", {}, "Events"), this.events],
       [h("h2", {}, "Log ", this.logCount), h("div", { class: "toolbar" }, search, level), this.logs],
@@ -111,14 +119,18 @@ export class HooksView {
 
   #load() {
     const run = this.#app.selection.requested;
+    const [first = ""] = run;
+    this.control.hidden = run.length !== 1;
+    this.control.firstElementChild.setAttribute("href", `#/control?run=${encodeURIComponent(first)}`);
     if (!run.length) {
       this.curve.hidden = true;
+      fill(this.unknown);
       this.#orderShown = "";
       const parts = [this.costs, this.order, this.sinks, this.events, this.logs];
       return void parts.forEach((part) => fill(part, empty("Select runs")));
     }
     this.#ask("hooks", "hooks", { run }, this.costs, (answer) => this.#showCosts(answer.hooks));
-    this.#ask("history", "hooks", { run, history: "yes" }, this.costs, (answer) => this.#showHistory(answer.hooks));
+    this.#ask("history", "hooks", { run, history: "yes" }, this.unknown, (answer) => this.#showHistory(answer.hooks));
     this.#ask("order", "order", { run }, this.order, (answer) => this.#showOrder(answer.order));
     this.#ask("sinks", "sinks", { run }, this.sinks, (answer) => this.#showSinks(answer.sinks));
     this.#ask("events", "events", { run, limit: 300 }, this.events, (answer) => this.#showEvents(answer));
@@ -126,16 +138,20 @@ export class HooksView {
   }
 
   #loadLogs() {
-    const asked = { run: this.#app.selection.requested, level: this.#level, text: this.#text, limit: LINES };
-    if (asked.run.length) this.#ask("logs", "logs", asked, this.logs, (answer) => this.#showLogs(answer));
+    const parameters = { run: this.#app.selection.requested, level: this.#level, text: this.#text, limit: LINES };
+    if (parameters.run.length) this.#ask("logs", "logs", parameters, this.logs, (answer) => this.#showLogs(answer));
   }
 
   async #ask(question, path, parameters, part, show) {
     try {
       const answer = await this.#requests[question].get(path, parameters);
-      if (answer) show(answer);
+      if (!answer) return;
+      show(answer);
+      part.dataset.asked = JSON.stringify(parameters);
     } catch (error) {
-      fill(part, empty("Loading failed", error.message));
+      if (error instanceof NoAnswerError && part.dataset.asked === JSON.stringify(parameters)) return;
+      if (part === this.order) this.#orderShown = "";
+      fill(part, failed(error, () => this.#ask(question, path, parameters, part, show)));
     }
   }
 
@@ -151,6 +167,7 @@ export class HooksView {
 
   #showHistory(hooks) {
     this.#history = hooks;
+    fill(this.unknown);
     this.#drawHistory();
   }
 
@@ -187,25 +204,7 @@ export class HooksView {
         this.sinks,
         h("p", { class: "muted" }, "These runs have no sinks; their records are in their journals."),
       );
-    const badges = { ok: "finished", lagging: "stalled" };
-    const rows = sinks.map((sink) => {
-      const state = h(
-        "span",
-        { class: "status", data: { status: badges[sink.status] ?? "failed" } },
-        h("i"),
-        sink.status,
-      );
-      return h(
-        "tr",
-        {},
-        h("th", { scope: "row" }, sink.name, h("span", { class: "under" }, this.#runName(sink.run))),
-        h("td", {}, state),
-        end(whole(sink.delivered)),
-        end(bytes(sink.behind_bytes)),
-        h("td", {}, sink.error),
-      );
-    });
-    fill(this.sinks, numberTable(["sink", "state", ">records delivered", ">behind", "error"], rows));
+    fill(this.sinks, sinkTable(sinks, (sink) => this.#runName(sink.run)));
   }
 
   #showEvents({ total, events }) {
