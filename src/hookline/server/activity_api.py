@@ -5,14 +5,13 @@ from typing import Any
 import msgspec
 
 from hookline._record.records import BOOKKEEPING, clean
-from hookline.server.endpoint import RUN, Endpoint
+from hookline.server.endpoint import RUN, Parameter, Values, records_endpoint
 from hookline.server.listing import Listing, Number, json_object
-from hookline.server.parameters import Parameter, Values
 from hookline.store.index import sql_quote
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
-_NAME = Parameter("name", "string", "Only events or statuses of this name.")
+_NAME = Parameter("name", "string", "Only events or statuses of these names.", repeated=True)
 _LIMIT = Parameter("limit", "integer", "The maximum number of the latest entries.", default=500, low=1, high=5000)
 _OFFSET = Parameter("offset", "integer", "How many of the latest entries to skip.", default=0, low=0)
 _LEVEL = Parameter("level", "string", "The minimum level.", choices=LEVELS)
@@ -109,10 +108,10 @@ class Order(msgspec.Struct):
 
 
 def _events(listing: Listing, values: Values) -> Events:
-    where = _SHOWN if values["name"] is None else "name = ?"
-    parameters = [] if values["name"] is None else [values["name"]]
+    names = values["name"]
+    where = f"name IN ({', '.join('?' * len(names))})" if names else _SHOWN
     query = f"SELECT * FROM events WHERE {where} ORDER BY time DESC"  # noqa: S608 - constants only
-    found = listing.some(values["run"]).sql(query, parameters, limit=values["limit"])
+    found = listing.some(values["run"]).sql(query, names, limit=values["limit"])
     rows = [EventRow(**{**row, "data": json_object(row["data"])}) for row in map(_without_writer, found.rows()[::-1])]
     return Events(found.total(), rows)
 
@@ -183,8 +182,8 @@ def _without_writer(row: dict[str, Any]) -> dict[str, Any]:
 
 
 ENDPOINTS = (
-    Endpoint("/api/events", "The latest events and statuses, by time.", Events, _events, (RUN, _NAME, _LIMIT)),
-    Endpoint("/api/logs", "The latest log lines, by time.", Logs, _logs, (RUN, _LEVEL, _TEXT, _LIMIT, _OFFSET)),
-    Endpoint("/api/hooks", "The cost of each subscriber.", Hooks, _hooks, (RUN, _HISTORY)),
-    Endpoint("/api/order", "The order of subscribers by moment.", Order, _order, (RUN,)),
+    records_endpoint("/api/events", "The latest events and statuses, by time.", Events, _events, (RUN, _NAME, _LIMIT)),
+    records_endpoint("/api/logs", "The latest log lines, by time.", Logs, _logs, (RUN, _LEVEL, _TEXT, _LIMIT, _OFFSET)),
+    records_endpoint("/api/hooks", "The cost of each subscriber.", Hooks, _hooks, (RUN, _HISTORY)),
+    records_endpoint("/api/order", "The order of subscribers by moment.", Order, _order, (RUN,)),
 )

@@ -4,7 +4,7 @@ Guarantees, whatever bytes arrive:
 
 - The head of a request (request line and headers) has at most `HEAD_BYTES` and `HEADERS` fields, and comes within
   ``head_seconds`` of the connection or of the last response. Larger heads get 431, slower ones are closed.
-- A connection handles one request at a time. Pipelined requests wait unparsed, in one read of the transport (256 KiB).
+- A connection handles one request at a time. Pipelined requests wait unparsed, in one read of the transport (262 kB).
 - Data that a client sends after its request was refused is discarded, up to `DISCARDED_BYTES` and `DISCARD_SECONDS`, so
   that it can read the response; then the connection is closed.
 - A client that does not read its response is disconnected after ``stalled_seconds`` without progress.
@@ -87,6 +87,7 @@ class ConnectionLimits:
             per_client = Counter(connection.address for connection in self._open)
             waiting.sort(key=lambda each: (-per_client[each.address], each.since))
             victim = next((each for each in waiting if not each.has_sent_more()), waiting[0])
+            # At once, not only in `connection_lost`: that is called later, and more connections may come before.
             self._open.discard(victim)
             victim.transport.abort()
         self._open.add(newcomer)
@@ -120,6 +121,38 @@ class _Parser(h11.Connection):
             if self._chunks > SMALL_CHUNKS and self._chunk_bytes < SMALL_CHUNK_BYTES * self._chunks:
                 raise h11.RemoteProtocolError("The chunks of the body are too small.")
         return event
+
+
+class _JoinedHead:
+    """A transport that sends the head of a response together with the start of its body.
+
+    uvicorn writes them one after the other: two system calls, and two packets that wake up the client twice.
+    """
+
+    def __init__(self, transport: asyncio.Transport, cycle: Any) -> None:
+        self._transport, self._cycle = transport, cycle
+        self._head: bytes | None = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._head is None:
+            self._transport.write(data)
+        elif not self._head and self._cycle.response_started:
+            self._head = data
+        elif self._head:
+            self._flush(data)
+        else:  # 100 Continue, before the response
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush(b"")
+        self._transport.close()
+
+    def _flush(self, data: bytes) -> None:
+        head, self._head = self._head, None
+        self._transport.write((head or b"") + data)
 
 
 class LimitedProtocol(H11Protocol):
@@ -192,8 +225,11 @@ class LimitedProtocol(H11Protocol):
     def handle_events(self) -> None:
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before and self._deadline is not None:
-            self._deadline.cancel()
+        if self.cycle is not before:
+            # The application has not run yet: it starts with the next turn of the event loop.
+            self.cycle.transport = _JoinedHead(self.transport, self.cycle)  # type: ignore[assignment]
+            if self._deadline is not None:
+                self._deadline.cancel()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -240,9 +276,11 @@ class LimitedProtocol(H11Protocol):
     def _refuse(self, status: int, error: str) -> None:
         """Respond without the application; nothing more is parsed."""
         body = msgspec.json.encode({"error": error})
+        retry = "retry-after: 2\r\n" if status == 503 else ""
         head = (
             f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nx-content-type-options: nosniff\r\nconnection: close\r\n"
+            f"{retry}\r\n"
         )
         self.transport.write(head.encode() + body)
         with contextlib.suppress(OSError):  # the client is gone

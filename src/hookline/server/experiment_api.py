@@ -22,9 +22,8 @@ from hookline._record.reader import MAIN
 from hookline._record.records import RUN_RESULT, clean
 from hookline.experiment.directory import PLAN, RESULT, ExperimentStore, RecordedResult
 from hookline.experiment.results.result import ExperimentResult
-from hookline.server.endpoint import Endpoint
+from hookline.server.endpoint import Endpoint, Parameter, Values
 from hookline.server.listing import ListedRuns, Listing, Number
-from hookline.server.parameters import Parameter, Values
 from hookline.store import RunInfo, Runs
 from hookline.store.run_info import is_regular_file
 
@@ -187,7 +186,14 @@ def _experiment(listing: Listing, values: Values) -> ExperimentReply:
     if without_file:
         recorded, found_problems = recorded_results(listing.some(without_file))
         results, problems = results | recorded, problems + found_problems
-    whole = _whole(directory, infos, results)
+    planned = _planned_arms(directory) or _arms_in_order(infos)
+    of_arm: dict[str, list[RunResult]] = {arm: [] for arm in planned}
+    for info in infos:
+        if info.arm is not None:
+            own = of_arm.setdefault(info.arm, [])
+            own += [results[info.id]] if info.id in results else []
+    arms = tuple(ArmResult(name, None, tuple(runs)) for name, runs in of_arm.items())
+    whole = ExperimentResult(infos[0].experiment or directory.name, arms, directory)
     return _reply(_select_stage(whole, infos, values["stage"]), infos, values["metric"], problems)
 
 
@@ -198,23 +204,13 @@ def _own_runs(listed: ListedRuns, project: str) -> list[RunInfo]:
     return known[project][::-1]
 
 
-def _whole(directory: Path, infos: list[RunInfo], results: dict[str, RunResult]) -> ExperimentResult:
-    planned = _planned_arms(directory) or _arms_in_order(infos)
-    of_arm: dict[str, list[RunResult]] = {arm: [] for arm in planned}
-    for info in infos:
-        if info.arm is not None:
-            own = of_arm.setdefault(info.arm, [])
-            own += [results[info.id]] if info.id in results else []
-    arms = tuple(ArmResult(name, None, tuple(runs)) for name, runs in of_arm.items())
-    return ExperimentResult(infos[0].experiment or directory.name, arms, directory)
-
-
 def _planned_arms(directory: Path) -> list[str]:
-    """The arms in their given order; none if the plan cannot be read."""
+    """The arms in their given order; none if the plan cannot be read, or if a search chooses them."""
     plan = directory / PLAN
     if is_regular_file(plan):
         with contextlib.suppress(OSError, msgspec.DecodeError, AttributeError, UnicodeDecodeError):
-            return list(msgspec.json.decode(plan.read_bytes()).get("arms", {}))
+            known = msgspec.json.decode(plan.read_bytes())
+            return [] if known.get("search") else list(known.get("arms", {}))
     return []
 
 

@@ -6,42 +6,50 @@
 - A name of a project or run is one plain path component. It may have spaces, ``=`` and letters of any language, because
   names come from the arms of experiments. It may not contain separators, control or invisible characters, or
   undecodable bytes, start with a dot (``..``, the server's hidden files), or be spelled in two forms (NFC only).
+- Uploads of files share a number of places, which slow ones cannot keep for themselves (`UploadSlots`).
+- Senders that have nothing to send ask less often the more of them there are (`RecentSenders`).
 - The number of metric names is limited per row and per run, because every viewer pays for them. A run's names are kept
   in a file beside its journal, shared by all servers on the root. A row is decoded only once it is known to have few
   enough names, so the check needs bounded memory.
 """
 
+import asyncio
 import contextlib
+import functools
 import io
 import itertools
+import math
 import re
 import threading
 import unicodedata
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anyio
 import msgspec
-from starlette.requests import Request
 
 from hookline._engine.errors import HooklineError, OptionError
 from hookline._record.records import MAX_DEPTH, is_too_deep
 
+if TYPE_CHECKING:  # the command line needs this module also without the extra `ui`
+    from starlette.requests import Request
+
 MAX_BODY_BYTES = 8 << 20
 MAX_UNPACKED_BYTES = 64 << 20
+MAX_INTEGER = 1 << 53
+"""Larger integers are not exact in a browser."""
 _GZIP = 16 + zlib.MAX_WBITS
 _PACKED_CHUNK = 64 << 10
 _UNPACKED_CHUNK = 1 << 20
 
 
 class BodyError(HooklineError, ValueError):
-    """A body that is not accepted, with the status of the response."""
+    """A body that is not accepted, with the status of the response and when to try again."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, retry_seconds: float = 2.0) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.retry_seconds = status, retry_seconds
 
 
 @dataclass(slots=True)
@@ -60,10 +68,11 @@ class BodyLimits:
     chunk_seconds: float = 15.0
     body_seconds: float = 120.0
     held: int = 0
+    # Bodies are counted on the event loop while they are read, and on other threads while they are unpacked.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextlib.asynccontextmanager
-    async def read(self, request: Request, limit: int) -> AsyncIterator["Body"]:
+    async def read(self, request: "Request", limit: int) -> AsyncIterator["Body"]:
         """Read the body of a request; it counts as held until the context exits.
 
         Raises:
@@ -71,6 +80,7 @@ class BodyLimits:
         """
         limit = min(limit, self.max_bytes)
         announced = request.headers.get("content-length", "")
+        # Only an early refusal: the header may be missing or wrong, so the bytes are counted as they come.
         if announced.isascii() and announced.isdigit() and int(announced[:18]) > limit:
             raise _too_large(limit)
         body = Body(self)
@@ -91,20 +101,20 @@ class BodyLimits:
                 raise BodyError(503, "Too much is being sent at once. Try again in a moment.")
             self.held += count
 
-    async def _read(self, request: Request, body: "Body", limit: int) -> bytes:
+    async def _read(self, request: "Request", body: "Body", limit: int) -> bytes:
         chunks: list[bytes] = []
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.body_seconds
         try:
-            with anyio.fail_after(self.body_seconds):
-                stream = request.stream().__aiter__()
-                while True:
-                    with anyio.fail_after(self.chunk_seconds):
-                        chunk = await anext(stream, None)
-                    if chunk is None:
-                        return b"".join(chunks)
+            # One timer for both limits: every request pays for it.
+            async with asyncio.timeout_at(min(deadline, clock() + self.chunk_seconds)) as timer:
+                async for chunk in request.stream():
                     if body.held + len(chunk) > limit:
                         raise _too_large(limit)
                     body.hold(len(chunk))
                     chunks.append(chunk)
+                    timer.reschedule(min(deadline, clock() + self.chunk_seconds))
+            return b"".join(chunks)
         except TimeoutError:
             raise BodyError(408, f"The body timed out after {body.held:,} bytes. Send it again.") from None
 
@@ -167,7 +177,7 @@ def _gunzip(packed: bytes) -> Iterator[bytes]:
                 return
     except zlib.error as error:
         raise BodyError(400, f"The body is not valid gzip: {error}.") from None
-    raise BodyError(400, "The body is not valid gzip: it is cut off, or has data behind its end.")
+    raise BodyError(400, "The body is not valid gzip: it is cut off, or has data past its end.")
 
 
 def _too_large(limit: int) -> BodyError:
@@ -241,13 +251,149 @@ def _count_brackets(text: bytes) -> int:
     return text.count(b"{") + text.count(b"[")
 
 
+_MAX_SENDERS = 100_000
+
+
+class RecentSenders:
+    """Counts the senders of requests that each of them repeats: the more there are, the less often they may ask.
+
+    All methods may be called from any thread.
+
+    Args:
+        seconds: How long a sender counts after a request.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._times: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def count(self, name: str, now: float) -> int:
+        """Note a request of a sender, and return the number of senders."""
+        with self._lock:
+            self._times.pop(name, None)
+            self._times[name] = now  # last: the oldest come first
+            # Bounded, whatever names somebody makes up.
+            while len(self._times) > _MAX_SENDERS or now - next(iter(self._times.values())) > self._seconds:
+                del self._times[next(iter(self._times))]
+            return len(self._times)
+
+
+class UploadSlots:
+    """Shares the places for large uploads, so that many or slow ones of some clients keep no others out.
+
+    A client has at most `per_client` at a time. If all places are in use, a new upload replaces the slowest of those
+    below `min_rate`, whose client is asked to send the file again. While places are free, uploads may be slow.
+
+    All methods are called on the event loop.
+
+    Args:
+        places: The maximum number of uploads.
+        per_client: The maximum number of one client.
+        min_rate: Bytes per second that keep an upload its place.
+        grace_seconds: How long the server has to have waited for an upload's data before its rate counts.
+    """
+
+    def __init__(
+        self, places: int = 16, *, per_client: int = 12, min_rate: float = 64 << 10, grace_seconds: float = 5.0
+    ) -> None:
+        self._places, self._per_client = places, per_client
+        self._min_rate, self._grace_seconds = min_rate, grace_seconds
+        self._uploads: set[UploadSlot] = set()
+
+    @contextlib.contextmanager
+    def hold(self, client: str) -> Iterator["UploadSlot"]:
+        """Occupy a place until the context exits.
+
+        Raises:
+            BodyError: There is none.
+        """
+        if sum(upload.client == client for upload in self._uploads) >= self._per_client:
+            raise BodyError(503, f"You are sending {self._per_client} files already. Try again when one is complete.")
+        if len(self._uploads) >= self._places:
+            slow = [each for each in self._uploads if each.rate(self._grace_seconds) < self._min_rate]
+            if not slow:
+                raise BodyError(503, "Too many files are being sent at once. Try again in a moment.")
+            slowest = min(slow, key=lambda each: each.rate(self._grace_seconds))
+            # At once, not only when its task ends: more uploads may begin before.
+            self._uploads.discard(slowest)
+            slowest.end()
+        upload = UploadSlot(client)
+        self._uploads.add(upload)
+        try:
+            yield upload
+        finally:
+            self._uploads.discard(upload)
+
+
+class UploadSlot:
+    """An upload that occupies a place of `UploadSlots`.
+
+    Args:
+        client: Who sends it.
+    """
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.size = 0
+        self._waited = 0.0
+        self._waits_since: float | None = None
+        self._timer: asyncio.Timeout | None = None
+        self._has_ended = False
+
+    def rate(self, grace_seconds: float) -> float:
+        """Bytes per second of waiting for the client: time in which this server writes does not count."""
+        if self._waits_since is None:  # it is being written or stored: it will be done without its client
+            return math.inf
+        waited = self._waited + asyncio.get_running_loop().time() - self._waits_since
+        return self.size / waited if waited > grace_seconds else math.inf
+
+    def end(self) -> None:
+        """Give the place to another upload."""
+        self._has_ended = True
+        if self._timer is not None:
+            self._timer.reschedule(asyncio.get_running_loop().time())
+
+    async def receive(
+        self, chunks: AsyncIterator[bytes], *, chunk_seconds: float, seconds: float
+    ) -> AsyncIterator[bytes]:
+        """The chunks of the upload.
+
+        Args:
+            chunk_seconds: How long a sender may pause.
+            seconds: How long all of it may take.
+
+        Raises:
+            BodyError: It comes too slowly.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + seconds
+        while True:
+            self._waits_since = clock()
+            try:
+                async with asyncio.timeout_at(min(deadline, clock() + chunk_seconds)) as self._timer:
+                    chunk = await anext(chunks, None)
+            except TimeoutError:
+                problem = "made room for another one" if self._has_ended else "timed out"
+                raise BodyError(408, f"The file {problem} after {self.size:,} bytes. Send it again.") from None
+            finally:
+                self._timer = None
+                self._waited += clock() - self._waits_since
+                self._waits_since = None
+            if chunk is None:
+                return
+            self.size += len(chunk)
+            yield chunk
+
+
 MAX_NAME_LENGTH = 200
 _MAX_NAME_BYTES = 255
 _FILE = re.compile(r"(?P<name>[^-]{1,100})-[0-9]{1,9}-[0-9]{1,10}-[0-9a-z]{1,32}-[0-9]{1,6}\.jsonl")
-WHOLE_FILES = ("git.diff", "result.json")
+WHOLE_FILES = ("git.diff", "environment.json", "result.json")
 """Files beside the journal that are sent whole and replaced."""
 
 
+@functools.lru_cache(4096)
 def check_name(what: str, name: str) -> str:
     """Check the name of a project or of a run.
 
@@ -319,7 +465,11 @@ def metric_names(lines: bytes) -> dict[str, None]:
     for line in io.BytesIO(lines):
         try:
             if line.count(b'"') > 4 * ROW_NAMES:
-                _check_texts(line)
+                # Refuse a row with too many metrics before decoding it, by the number of texts in it.
+                texts = line.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
+                # A metric has at most two.
+                if texts > 2 * ROW_NAMES + _OTHER_TEXTS and _kind.decode(line).kind == "metrics":
+                    raise _too_many_in_row(f"more than {ROW_NAMES:,}")
             row = _row.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # readers skip it
             continue
@@ -331,13 +481,6 @@ def metric_names(lines: bytes) -> dict[str, None]:
         if len(names) > RUN_NAMES:
             break
     return names
-
-
-def _check_texts(line: bytes) -> None:
-    """Refuse a row with too many metrics before decoding it, by the number of texts in it."""
-    texts = line.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"') // 2
-    if texts > 2 * ROW_NAMES + _OTHER_TEXTS and _kind.decode(line).kind == "metrics":  # a metric has at most two
-        raise _too_many_in_row(f"more than {ROW_NAMES:,}")
 
 
 def _too_many_in_row(count: str) -> NamesError:

@@ -8,6 +8,8 @@
 - After a crash during a write a file may end with part of a line. It does not count as stored; the next write removes
   it.
 - The number of a run's metric names is limited; they are kept in ``.metric-names.json``.
+- How much a run has sent in blobs (see `hookline.server.received_blobs`) is kept in ``.blob-bytes``.
+- Which blobs its sender has sent is kept in ``.sent-blobs``, if a token for some projects was used; see `SentBlobs`.
 - ``received.json`` holds the origin; its modification time is the last contact: a heartbeat, or any other request.
 
 Every call opens the few files it needs. All methods may be called from any thread.
@@ -20,7 +22,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,13 @@ import msgspec
 
 from hookline._engine.errors import HooklineError, OptionError
 from hookline._record import files
-from hookline._record.reader import JOURNAL
-from hookline._record.run_directory import METADATA
-from hookline._record.segment import end_of_data
+from hookline._record.blobs import OWN_BLOBS_ONLY, SENT_BLOBS
+from hookline._record.compression import uncompress
+from hookline._record.console import is_console_file, middle_files
+from hookline._record.reader import CONSOLE, JOURNAL
+from hookline._record.run_directory import METADATA, RECEIVED
+from hookline._record.seekable import SUFFIX
+from hookline._record.segment import OpenJournal, PlainFile, end_of_data, open_journal
 from hookline.server.limits import (
     NAMES_FILE,
     RUN_NAMES_BYTES,
@@ -43,11 +49,14 @@ from hookline.server.limits import (
     metric_names,
     too_many_names_error,
 )
-from hookline.store.run_summary import RECEIVED_FILE, ReceivedInfo
+from hookline.store.run_summary import ReceivedInfo
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without O_NONBLOCK, opening a pipe that lies in place of a file would wait for its other end.
 _FOR_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CHUNK = 128 << 10
+_READ_BYTES = 1 << 20
+_BLOB_BYTES = ".blob-bytes"
 
 
 class ConflictError(HooklineError, RuntimeError):
@@ -56,6 +65,19 @@ class ConflictError(HooklineError, RuntimeError):
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
         self.facts = facts
+
+
+@dataclass(frozen=True, slots=True)
+class SentBlobs:
+    """The blobs that a run's sender has sent itself, in ``.sent-blobs``.
+
+    Attributes:
+        is_limited: The run was claimed with a token for some projects: it may refer only to these blobs. Otherwise its
+            sender could name the digest of a blob of another project, and read it.
+    """
+
+    digests: frozenset[str]
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +92,13 @@ class ReceivedRuns:
     root: Path
     clock: Callable[[], float] = time.time
 
-    def claim(self, project: str, run: str, origin: str, facts: bytes) -> dict[str, int]:
+    def claim(
+        self, project: str, run: str, origin: str, facts: bytes, *, own_blobs_only: bool = False
+    ) -> dict[str, int]:
         """Claim a run for an origin, write its ``run.json``, and return the stored size of each journal file.
+
+        Args:
+            own_blobs_only: A new run may refer only to blobs that its sender has sent; see `SentBlobs`.
 
         Raises:
             ConflictError: It is a local run, or belongs to another origin.
@@ -79,19 +106,31 @@ class ReceivedRuns:
         """
         check_facts(facts)
         with self._open_run(project, run, create=True) as directory:
+            # Locked, because two senders could both find the directory empty and claim it.
             with files.exclusive(directory):
+                if own_blobs_only and _read_received(directory) is None:
+                    # First: a crash must not leave a claimed run without the mark.
+                    self._mark_own_blobs(directory, project, run)
                 self._claim(directory, project, run, origin)
                 _replace(directory, METADATA, facts)
             self._touch(directory)
-            with _open(directory, JOURNAL, _DIRECTORY) as journal:
-                sizes = {}
-                for name in os.listdir(journal):  # noqa: PTH208 - a descriptor
-                    with contextlib.suppress(OptionError), _open(journal, check_file(name), _FOR_READING) as file:
-                        sizes[name] = _stored_size(file)[0]
-                return sizes
+            return _stored_sizes(directory)
 
-    def append(self, project: str, run: str, file: str, *, origin: str, offset: int, lines: bytes) -> int:
+    def stored_sizes(self, project: str, run: str, *, origin: str) -> dict[str, int]:
+        """The stored size of each journal file.
+
+        Raises:
+            ConflictError: The run is not claimed, or belongs to another origin.
+        """
+        with self._open_run(project, run) as directory:
+            self._check_owner(directory, project, run, origin)
+            return _stored_sizes(directory)
+
+    def append(self, project: str, run: str, file: str, *, origin: str, offset: int | None, lines: bytes) -> int:
         """Append whole lines to a journal file and return its stored size.
+
+        Args:
+            offset: Their position in the file; None for its end.
 
         Raises:
             ConflictError: The run belongs to another origin, the offset lies beyond the end, or other data is stored.
@@ -104,9 +143,27 @@ class ReceivedRuns:
         with self._open_run(project, run) as directory:
             self._check_owner(directory, project, run, origin)
             _add_names(directory, names)
-            with _open(directory, JOURNAL, _DIRECTORY) as journal:
-                size = append_lines(journal, file, offset, lines)
-            self._touch(directory)
+            return self._write_lines(directory, file, offset, lines)
+
+    def write_lines(self, project: str, run: str, file: str, *, origin: str, offset: int | None, lines: bytes) -> int:
+        """Append lines that are checked already to a journal file, by default at its end, and return its stored size.
+
+        Raises:
+            ConflictError: The run belongs to another origin, the offset lies beyond the end, or other data is stored.
+        """
+        with self._open_run(project, run) as directory:
+            self._check_owner(directory, project, run, origin)
+            return self._write_lines(directory, file, offset, lines)
+
+    def _write_lines(self, directory: int, file: str, offset: int | None, lines: bytes) -> int:
+        is_console = is_console_file(file)
+        if is_console:
+            _make_directory(directory, CONSOLE)
+        with _open(directory, CONSOLE if is_console else JOURNAL, _DIRECTORY) as journal:
+            size = append_lines(journal, file, offset, lines)
+            if is_console:
+                _remove_middle(journal, file)
+        self._touch(directory)
         return size
 
     def replace(self, project: str, run: str, file: str, *, origin: str, content: bytes) -> int:
@@ -119,14 +176,80 @@ class ReceivedRuns:
             self._touch(directory)
         return len(content)
 
+    def describe(self, project: str, run: str, *, origin: str, facts: bytes) -> None:
+        """Replace the ``run.json`` of a run.
+
+        Raises:
+            ConflictError: The run is not claimed, or belongs to another origin.
+            OptionError: The facts are not accepted.
+        """
+        check_facts(facts)
+        with self._open_run(project, run) as directory:
+            self._check_owner(directory, project, run, origin)
+            with files.exclusive(directory):
+                _replace(directory, METADATA, facts)
+            self._touch(directory)
+
     def heartbeat(self, project: str, run: str, *, origin: str, every_seconds: float) -> None:
         """Record that the training process is alive, and its heartbeat interval."""
+        self.note_contact(project, run, origin=origin, at=self.clock(), every_seconds=every_seconds)
+
+    def note_contact(self, project: str, run: str, *, origin: str, at: float, every_seconds: float | None) -> None:
+        """Set when the sender of a run last contacted a server, as reported by another server.
+
+        Args:
+            at: Seconds since 1970.
+            every_seconds: The heartbeat interval; None if it is not known.
+        """
         with self._open_run(project, run) as directory:
             info = self._check_owner(directory, project, run, origin)
-            if info.every_seconds != every_seconds:
+            if every_seconds not in (None, info.every_seconds):
                 with files.exclusive(directory):
                     _write_received(directory, ReceivedInfo(origin, info.received, every_seconds))
+            self._touch(directory, at)
+
+    @contextlib.contextmanager
+    def owned(self, project: str, run: str, *, origin: str) -> Iterator[int]:
+        """A descriptor of the directory of a run that belongs to an origin; counts as contact with its sender.
+
+        Raises:
+            ConflictError: The run is not claimed, or belongs to another origin.
+        """
+        with self._open_run(project, run) as directory:
+            self._check_owner(directory, project, run, origin)
+            yield directory
             self._touch(directory)
+
+    def blob_bytes(self, directory: int) -> int:
+        """How many bytes of blobs a run has sent."""
+        text = (_content(directory, _BLOB_BYTES, 32) or b"").strip()
+        return int(text) if text.isdigit() else 0
+
+    def add_blob_bytes(self, directory: int, count: int) -> None:
+        """Add to the number of bytes that a run has sent."""
+        if count:
+            with files.exclusive(directory):
+                _replace(directory, _BLOB_BYTES, b"%d\n" % (self.blob_bytes(directory) + count))
+
+    def sent_blobs(self, directory: int) -> "SentBlobs":
+        """The blobs that a run's sender is known to have."""
+        if _file_type(directory, SENT_BLOBS) is None:
+            return SentBlobs(frozenset())
+        with _open(directory, SENT_BLOBS, _FOR_READING) as found, os.fdopen(os.dup(found), "rb") as file:
+            lines = file.read().decode("ascii", "replace").split("\n")
+        return SentBlobs(frozenset(lines), is_limited=lines[0] == OWN_BLOBS_ONLY)
+
+    def add_sent_blobs(self, directory: int, digests: Collection[str]) -> None:
+        """Note blobs that a run's sender has sent."""
+        if digests:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            with _open(directory, SENT_BLOBS, flags) as file, files.exclusive(file):
+                os.write(file, "".join(f"{digest}\n" for digest in digests).encode())
+
+    def _mark_own_blobs(self, directory: int, project: str, run: str) -> None:
+        if any(name[0] != "." for name in os.listdir(directory)):
+            raise taken_error(project, run, "a local run")
+        _replace(directory, SENT_BLOBS, f"{OWN_BLOBS_ONLY}\n".encode())
 
     def append_or_create(self, project: str, run: str, *, origin: str, file: str, facts: bytes, lines: bytes) -> int:
         """Append lines to a run that this server writes itself, creating it if necessary; returns the stored size.
@@ -146,14 +269,56 @@ class ReceivedRuns:
             self._touch(directory)
         return size
 
+    def refresh(self, project: str, run: str) -> None:
+        """Bring what is read here of a run up to date, where other servers write elsewhere; here they do not."""
+
     def stored_size(self, project: str, run: str, *, origin: str, file: str) -> int:
         """The stored size of a journal file.
 
         Raises:
             ConflictError: The run belongs to another origin, or there is no such file.
         """
-        with self._open_file(project, run, origin, file) as descriptor:
-            return _stored_size(descriptor)[0]
+        with self._open_file(project, run, origin, file) as found:
+            return _stored_size(found)[0]
+
+    def read_hidden(self, project: str, run: str, *, origin: str, name: str) -> bytes:
+        """The content of a file that this server keeps beside the journal; empty if there is none.
+
+        Raises:
+            ConflictError: The run is not claimed, or belongs to another origin.
+        """
+        with self._open_run(project, run) as directory:
+            self._check_owner(directory, project, run, origin)
+            if _file_type(directory, name) is None:
+                return b""
+            with _open(directory, name, _FOR_READING) as found, os.fdopen(os.dup(found), "rb") as file:
+                return file.read()
+
+    def write_hidden(self, project: str, run: str, *, origin: str, name: str, content: bytes) -> None:
+        """Replace such a file. It is only in this directory, also where runs are kept in an object store.
+
+        Raises:
+            ConflictError: The run is not claimed, or belongs to another origin.
+        """
+        with self._open_run(project, run) as directory:
+            self._check_owner(directory, project, run, origin)
+            _replace(directory, name, content)
+
+    def lines_from(
+        self, project: str, run: str, *, origin: str, file: str, start: int = 0
+    ) -> Generator[tuple[list[bytes], int], None, None]:
+        """The lines of a journal file from an offset on, many at a time, each time with the offset after them.
+
+        Raises:
+            ConflictError: The run belongs to another origin, or there is no such file.
+        """
+        with self._open_file(project, run, origin, file) as found:
+            end, rest = _stored_size(found)[0], b""
+            while start < end:
+                data = found.pread(min(_READ_BYTES, end - start), start)
+                start += len(data)
+                *lines, rest = (rest + data).split(b"\n")
+                yield lines, start - len(rest)
 
     def lines_reversed(self, project: str, run: str, *, origin: str, file: str) -> Generator[bytes, None, None]:
         """The lines of a journal file, the last one first.
@@ -161,27 +326,28 @@ class ReceivedRuns:
         Raises:
             ConflictError: The run belongs to another origin, or there is no such file.
         """
-        with self._open_file(project, run, origin, file) as descriptor:
-            start, rest = _stored_size(descriptor)[0], b""
+        with self._open_file(project, run, origin, file) as found:
+            start, rest = _stored_size(found)[0], b""
             while start:
                 start, end = max(0, start - _CHUNK), start
-                rest, *lines = (os.pread(descriptor, end - start, start) + rest).split(b"\n")
+                rest, *lines = (found.pread(end - start, start) + rest).split(b"\n")
                 yield from filter(None, reversed(lines))
             if rest:
                 yield rest
 
     @contextlib.contextmanager
-    def _open_file(self, project: str, run: str, origin: str, file: str) -> Iterator[int]:
+    def _open_file(self, project: str, run: str, origin: str, file: str) -> Iterator[OpenJournal]:
         with self._open_run(project, run) as directory:
             self._check_owner(directory, project, run, origin)
-            with _open(directory, JOURNAL, _DIRECTORY) as journal, _open(journal, file, _FOR_READING) as descriptor:
-                yield descriptor
+            with _open(directory, JOURNAL, _DIRECTORY) as journal, _open_journal(journal, file) as found:
+                yield found
 
     @contextlib.contextmanager
     def _open_run(self, project: str, run: str, *, create: bool = False) -> Iterator[int]:
         """A descriptor of a run's directory."""
         names = check_name("project", project), check_name("run", run)
         with contextlib.ExitStack() as stack:
+            # The root itself may be a link: its path comes from the user, everything below it from senders.
             directory = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, directory)
             for name in names:
@@ -194,24 +360,35 @@ class ReceivedRuns:
         info = _read_received(directory)
         if info is None:
             if any(name[0] != "." for name in os.listdir(directory)):
-                raise _taken_error(project, run, "a local run")
+                raise taken_error(project, run, "a local run")
             _write_received(directory, ReceivedInfo(origin, self.clock()))
         elif info.origin != origin:
-            raise _taken_error(project, run, "a run of another sender")
+            raise taken_error(project, run, "a run of another sender")
         _make_directory(directory, JOURNAL)
 
     def _check_owner(self, directory: int, project: str, run: str, origin: str) -> ReceivedInfo:
         info = _read_received(directory)
         if info is None:
-            raise ConflictError(f"The run {project}/{run} is not claimed: send its run.json first.", unclaimed=True)
+            raise unclaimed_error(project, run)
         if info.origin != origin:
-            raise _taken_error(project, run, "a run of another sender")
+            raise taken_error(project, run, "a run of another sender")
         return info
 
-    def _touch(self, directory: int) -> None:
-        now = self.clock()
+    def _touch(self, directory: int, at: float | None = None) -> None:
+        now = self.clock() if at is None else at
         with contextlib.suppress(FileNotFoundError):  # the run was deleted meanwhile; the next call reports it
-            os.utime(RECEIVED_FILE, (now, now), dir_fd=directory, follow_symlinks=False)
+            os.utime(RECEIVED, (now, now), dir_fd=directory, follow_symlinks=False)
+
+
+def _stored_sizes(directory: int) -> dict[str, int]:
+    sizes = {}
+    for folder in (JOURNAL, CONSOLE) if _file_type(directory, CONSOLE) is not None else (JOURNAL,):
+        with _open(directory, folder, _DIRECTORY) as journal:
+            # A file that is compressed goes by its original name, which is the one that senders use.
+            for name in {each.removesuffix(SUFFIX) for each in os.listdir(journal)}:  # noqa: PTH208 - a descriptor
+                with contextlib.suppress(OptionError), _open_journal(journal, check_file(name)) as file:
+                    sizes[name] = _stored_size(file)[0]
+    return sizes
 
 
 def check_facts(facts: bytes) -> None:
@@ -256,25 +433,78 @@ def append_lines(journal: int, file: str, offset: int | None, lines: bytes) -> i
     Raises:
         ConflictError: The offset lies beyond the end, or other data is stored.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with _open(journal, file, flags) as descriptor, files.exclusive(descriptor):
-        stored, size = _stored_size(descriptor)
-        offset = stored if offset is None else offset
-        if offset > stored:
-            raise ConflictError(f"{file} ends at byte {stored:,}: continue there, not at {offset:,}.", offset=stored)
-        known = min(stored - offset, len(lines))
-        for start in range(0, known, _CHUNK):
-            chunk = memoryview(lines)[start : min(start + _CHUNK, known)]
-            if os.pread(descriptor, len(chunk), offset + start) != chunk:
-                raise ConflictError(f"{file} has other data from byte {offset:,} on.", conflict=True)
-        if known < len(lines):
-            if size > stored:
-                os.ftruncate(descriptor, stored)
-            _write_all(descriptor, memoryview(lines)[known:], stored)
-        return max(stored, offset + len(lines))
+    while True:
+        with _open_for_append(journal, file) as found:
+            if found is not None:
+                return _append_to(found, file, offset, lines)
+        # It is compressed. Data that was sent again is compared; a run that continues needs the original file.
+        with _open_journal(journal, file) as compressed:
+            stored = _stored_size(compressed)[0]
+            if offset is not None:
+                _check_offset(file, offset, stored)
+                _compare(compressed, file, offset, lines[: stored - offset])
+                if offset + len(lines) <= stored:
+                    return stored
+        uncompress(journal, file)
 
 
-def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+@contextlib.contextmanager
+def _open_for_append(journal: int, file: str) -> Iterator["int | None"]:
+    """A locked descriptor of a file, which is created if it does not exist; None if it is compressed."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    # Created only where nothing is: beside a compressed file, readers would prefer the new and empty one.
+    exists, is_compressed = (_file_type(journal, name) is not None for name in (file, f"{file}{SUFFIX}"))
+    if is_compressed and not exists:
+        yield None
+        return
+    with _open(journal, file, flags | os.O_CREAT) as descriptor, files.exclusive(descriptor):
+        # It may have been compressed between the check and the lock: it is then gone, or a new file in its place.
+        found = os.fstat(descriptor)
+        if found.st_nlink and not found.st_size and _file_type(journal, f"{file}{SUFFIX}") is not None:
+            os.unlink(file, dir_fd=journal)
+        yield descriptor if os.fstat(descriptor).st_nlink else None
+
+
+def _append_to(descriptor: int, file: str, offset: int | None, lines: bytes) -> int:
+    opened = PlainFile(descriptor)  # not closed: the descriptor is the caller's
+    stored, size = _stored_size(opened)
+    offset = stored if offset is None else offset
+    _check_offset(file, offset, stored)
+    # The part that is stored already was sent again, because the response was lost: it must be the same.
+    known = min(stored - offset, len(lines))
+    _compare(opened, file, offset, lines[:known])
+    if known < len(lines):
+        if size > stored:
+            os.ftruncate(descriptor, stored)
+        write_all(descriptor, memoryview(lines)[known:], stored)
+    return max(stored, offset + len(lines))
+
+
+def _check_offset(file: str, offset: int, stored: int) -> None:
+    if offset > stored:
+        raise ConflictError(f"{file} ends at byte {stored:,}: continue there, not at {offset:,}.", offset=stored)
+
+
+def _compare(stored: OpenJournal, file: str, offset: int, lines: bytes) -> None:
+    for start in range(0, len(lines), _CHUNK):
+        chunk = memoryview(lines)[start : start + _CHUNK]
+        if stored.pread(len(chunk), offset + start) != chunk:
+            raise ConflictError(f"{file} has other data from byte {offset:,} on.", conflict=True)
+
+
+def _remove_middle(folder: int, file: str) -> None:
+    """Bound the console files of a writer, as the writer itself does."""
+    writer = file.rpartition("-")[0]
+    names = {name.removesuffix(SUFFIX) for name in os.listdir(folder)}
+    own = {name: name.rpartition("-")[2] for name in names if name.rpartition("-")[0] == writer}
+    numbers = {name: int(end.removesuffix(".jsonl")) for name, end in own.items() if end[:-6].isdecimal()}
+    for name in middle_files(numbers):
+        for suffix in ("", SUFFIX):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{name}{suffix}", dir_fd=folder)
+
+
+def write_all(descriptor: int, data: memoryview, offset: int) -> None:
     """Write everything or nothing: a partial write, as on a full disk, is undone."""
     start = offset
     try:
@@ -286,18 +516,25 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
         raise
 
 
-def _stored_size(descriptor: int) -> tuple[int, int]:
+def _stored_size(file: OpenJournal) -> tuple[int, int]:
     """The size of a file's whole lines, and its total size."""
-    size = end = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) == b"\0":  # left by a power failure
-        end = end_of_data(descriptor, 0, size)
+    size = end = file.size
+    last = file.pread(1, size - 1) if size else b""
+    if last == b"\n":  # nearly always
+        return size, size
+    if last == b"\0":  # left by a power failure
+        end = end_of_data(file, 0, size)
     while end:
         start = max(0, end - _CHUNK)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        newline = file.pread(end - start, start).rfind(b"\n")
         if newline >= 0:
             return start + newline + 1, size
         end = start
     return 0, size
+
+
+class _MissingError(ConflictError):
+    """There is no such file or directory."""
 
 
 @contextlib.contextmanager
@@ -307,7 +544,7 @@ def _open(directory: int, name: str, flags: int) -> Iterator[int]:
         descriptor = os.open(name, flags, 0o644, dir_fd=directory)
     except OSError as error:
         if error.errno == errno.ENOENT:
-            raise ConflictError(f"There is no {name!r}: send the run's run.json first.", unclaimed=True) from error
+            raise _MissingError(f"There is no {name!r}: send the run's run.json first.", unclaimed=True) from error
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EMLINK):
             raise _not_regular_error(name) from error
         raise
@@ -320,15 +557,37 @@ def _open(directory: int, name: str, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _read_received(directory: int) -> ReceivedInfo | None:
-    if _file_type(directory, RECEIVED_FILE) is None:
+@contextlib.contextmanager
+def _open_journal(journal: int, name: str) -> Iterator[OpenJournal]:
+    """A journal file, compressed or not; links, pipes and the like are refused."""
+    try:
+        file = open_journal(name, follow_links=False, directory=journal)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise ConflictError(f"There is no {name!r}: send the run's run.json first.", unclaimed=True) from error
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EMLINK, errno.EINVAL):
+            raise _not_regular_error(name) from error
+        raise
+    with file:
+        yield file
+
+
+def _content(directory: int, name: str, limit: int) -> bytes | None:
+    """The content of a file, cut at a limit; None if there is none."""
+    try:
+        with _open(directory, name, _FOR_READING) as found:
+            return os.read(found, min(limit, os.fstat(found).st_size))
+    except _MissingError:
         return None
-    with _open(directory, RECEIVED_FILE, _FOR_READING) as found:
-        return ReceivedInfo.parse(os.read(found, _CHUNK))
+
+
+def _read_received(directory: int) -> ReceivedInfo | None:
+    content = _content(directory, RECEIVED, _CHUNK)
+    return None if content is None else ReceivedInfo.parse(content)
 
 
 def _write_received(directory: int, received: ReceivedInfo) -> None:
-    _replace(directory, RECEIVED_FILE, msgspec.json.encode(received) + b"\n")
+    _replace(directory, RECEIVED, msgspec.json.encode(received) + b"\n")
 
 
 def _add_names(directory: int, names: Iterable[str]) -> None:
@@ -337,6 +596,7 @@ def _add_names(directory: int, names: Iterable[str]) -> None:
     Raises:
         NamesError: The run has reached its limit.
     """
+    # First without the lock: most rows have only known names, and names are only added.
     if set(names) <= set(_read_names(directory)):
         return
     with files.exclusive(directory):
@@ -349,13 +609,11 @@ def _add_names(directory: int, names: Iterable[str]) -> None:
 
 
 def _read_names(directory: int) -> list[str]:
-    if _file_type(directory, NAMES_FILE) is None:
+    content = _content(directory, NAMES_FILE, 4 * RUN_NAMES_BYTES)
+    try:
+        return [] if content is None else msgspec.json.decode(content, type=list[str])
+    except msgspec.DecodeError:  # left by a power failure: the limit counts from here
         return []
-    with _open(directory, NAMES_FILE, _FOR_READING) as found, os.fdopen(os.dup(found), "rb") as file:
-        try:
-            return msgspec.json.decode(file.read(4 * RUN_NAMES_BYTES), type=list[str])
-        except msgspec.DecodeError:  # left by a power failure: the limit counts from here
-            return []
 
 
 def _replace(directory: int, name: str, content: bytes) -> None:
@@ -387,8 +645,14 @@ def _file_type(directory: int, name: str) -> int | None:
         return None
 
 
-def _taken_error(project: str, run: str, what: str) -> ConflictError:
+def taken_error(project: str, run: str, what: str) -> ConflictError:
+    """The error for a run that belongs to another."""
     return ConflictError(f"{project}/{run} is {what}: use another name or another project.", taken=True)
+
+
+def unclaimed_error(project: str, run: str) -> ConflictError:
+    """The error for a run that nobody has claimed."""
+    return ConflictError(f"The run {project}/{run} is not claimed: send its run.json first.", unclaimed=True)
 
 
 def _not_regular_error(name: str) -> ConflictError:

@@ -3,18 +3,25 @@
 Lines and bands are downsampled here with their peaks kept, so a browser gets no more points than it can show.
 """
 
+import contextlib
 from typing import Any
 
 import msgspec
 
-from hookline.server.endpoint import METRIC, RUN, Endpoint
+from hookline._record.blobs import BlobError
+from hookline._record.environment import (
+    Environment,
+    RankEnvironment,
+    read_environments,
+    read_rank_environments,
+)
+from hookline._record.source_code import read_diff
+from hookline.server.endpoint import METRIC, RUN, Endpoint, Parameter, Values, records_endpoint, version_of_runs
 from hookline.server.listing import Listing, RunDetails, RunRow, run_details
-from hookline.server.parameters import Parameter, Values
 from hookline.store import Series
-from hookline.store.bands import BY
+from hookline.store.series import SMOOTHERS
 from hookline.store.tables import ORDER_COLUMN, ORDERED_METRICS
 
-_TEXTS = "SELECT name, axis, count(*) AS texts FROM metrics WHERE text IS NOT NULL GROUP BY name, axis"
 _TEXT_ROWS = f"""
 SELECT run, name, axis, step, time, left(text, $most) AS text, length(text) AS characters, total
 FROM (
@@ -27,9 +34,19 @@ FROM (
 MAX_CHARACTERS = 2000
 """How much of a text is sent; the page shows lists of them."""
 MAX_TEXTS = 2000
+MAX_DIFF = 200_000
+MAX_WHOLE_DIFF = 16 << 20
 _NAME = Parameter("name", "string", "The name of a metric; all by default.")
 _LATEST = Parameter("limit", "integer", "The maximum number of texts per metric and run.", default=20, low=1, high=500)
 _ID = Parameter("id", "string", "The id of a run, as returned by /api/runs.", required=True)
+_CHARACTERS = Parameter(
+    "diff_characters",
+    "integer",
+    "How many characters of the diff are sent.",
+    default=MAX_DIFF,
+    low=0,
+    high=MAX_WHOLE_DIFF,
+)
 
 
 class RunsReply(msgspec.Struct):
@@ -105,16 +122,16 @@ def _runs(listing: Listing, values: Values) -> RunsReply:
     return RunsReply(listed.runs.root.name, listed.runs.note, listed.notes, list(listed.rows.values()))
 
 
+def _listing_version(listing: Listing, values: Values) -> int:
+    return listing.now().generation
+
+
 def _run(listing: Listing, values: Values) -> RunDetails:
     return run_details(listing.find(lambda listed: listed.runs.read(values["id"])))
 
 
 def _metrics(listing: Listing, values: Values) -> MetricNames:
-    runs = listing.some(values["run"])
-    texts = {(row["name"], row["axis"]): row["texts"] for row in runs.sql(_TEXTS)}
-    return MetricNames(
-        [MetricName(**row, texts=texts.get((row["name"], row["axis"]), 0)) for row in runs.metric_names()]
-    )
+    return MetricNames([MetricName(**row) for row in listing.some(values["run"]).metric_names()])
 
 
 def _texts(listing: Listing, values: Values) -> Texts:
@@ -132,11 +149,37 @@ def _sinks(listing: Listing, values: Values) -> Sinks:
     return Sinks(rows)
 
 
+class EnvironmentReply(msgspec.Struct):
+    """The environment of each session of a run, the latest last, and the changes of the latest against its commit.
+
+    Attributes:
+        ranks: What differs on other ranks than zero.
+        diff_characters: The length of the whole diff, of which as many characters are sent as requested.
+    """
+
+    sessions: list[Environment]
+    ranks: list[RankEnvironment]
+    diff: str
+    diff_characters: int
+
+
+def _environment(listing: Listing, values: Values) -> EnvironmentReply:
+    directory = listing.find(lambda listed: listed.runs.read(values["id"])).directory
+    sessions = read_environments(directory)
+    diff = ""
+    with contextlib.suppress(BlobError):  # not received yet
+        diff = read_diff(directory, sessions[-1].git).decode("utf-8", "replace") if sessions else ""
+    return EnvironmentReply(sessions, read_rank_environments(directory), diff[: values["diff_characters"]], len(diff))
+
+
 RUN_ENDPOINTS = (
-    Endpoint("/api/runs", "All runs, the latest first.", RunsReply, _runs),
+    Endpoint("/api/runs", "All runs, the latest first.", RunsReply, _runs, version=_listing_version),
     Endpoint("/api/run", "One run: its latest metrics, configuration and facts.", RunDetails, _run, (_ID,)),
-    Endpoint("/api/metrics", "The metrics of some runs.", MetricNames, _metrics, (RUN,)),
-    Endpoint("/api/texts", "The latest texts of some runs, by metric.", Texts, _texts, (RUN, _NAME, _LATEST)),
+    Endpoint(
+        "/api/environment", "The environment of a run's sessions.", EnvironmentReply, _environment, (_ID, _CHARACTERS)
+    ),
+    Endpoint("/api/metrics", "The metrics of some runs.", MetricNames, _metrics, (RUN,), version_of_runs),
+    records_endpoint("/api/texts", "The latest texts of some runs, by metric.", Texts, _texts, (RUN, _NAME, _LATEST)),
     Endpoint("/api/sinks", "The state of the sinks of some runs.", Sinks, _sinks, (RUN,)),
 )
 
@@ -151,7 +194,12 @@ _X = Parameter(
 )
 _FIRST_X = Parameter("first_x", "number", "The start of the visible part of x, in the unit of x.")
 _LAST_X = Parameter("last_x", "number", "The end of the visible part of x.")
-_BY = Parameter("by", "string", "The attributes to group runs by.", repeated=True, choices=BY)
+_BY = Parameter(
+    "by",
+    "string",
+    "What to group runs by: arm, group, experiment, stage, name, project, tag, ..., or settings: config.lr.",
+    repeated=True,
+)
 _SMOOTHING = Parameter(
     "smoothing",
     "number",
@@ -160,7 +208,21 @@ _SMOOTHING = Parameter(
     low=0,
     high=0.9999,
 )
-_CHART = (RUN, METRIC, _X, _AXIS, _POINTS, _FIRST_X, _LAST_X, _SMOOTHING)
+_SMOOTHER = Parameter(
+    "smoother",
+    "string",
+    "The moving average: over points as in TensorBoard, or weighted by the distance along x as in W&B.",
+    default="ema",
+    choices=SMOOTHERS,
+)
+_RAW_POINTS = Parameter(
+    "raw_points",
+    "integer",
+    "The maximum points of the raw line beside a smoothed one; max_points by default.",
+    low=4,
+    high=20_000,
+)
+_CHART = (RUN, METRIC, _X, _AXIS, _POINTS, _FIRST_X, _LAST_X, _SMOOTHING, _SMOOTHER)
 
 
 class Lines(msgspec.Struct):
@@ -195,13 +257,32 @@ class Bands(msgspec.Struct):
     problem: str
 
 
+class RunGroup(msgspec.Struct):
+    """The values that a run shares with the runs of its group; null where it has none."""
+
+    run: str
+    key: list[str | None]
+
+
+class RunGroups(msgspec.Struct):
+    """Runs by group, in the order of the bands."""
+
+    groups: list[RunGroup]
+
+
+def _run_groups(listing: Listing, values: Values) -> RunGroups:
+    found = listing.some(values["run"]).groups(values["by"] or "arm")
+    return RunGroups([RunGroup(run, list(key)) for run, key in found.items()])
+
+
 def _chart_options(values: Values) -> dict[str, Any]:
-    options = {name: values[name] for name in ("x", "axis", "max_points", "smoothing")}
+    options = {name: values[name] for name in ("x", "axis", "max_points", "smoothing", "smoother")}
     return options | {"between": (values["first_x"], values["last_x"])}
 
 
 def _series(listing: Listing, values: Values) -> Lines:
-    found = listing.some(values["run"]).series([values["name"]], **_chart_options(values))
+    options = _chart_options(values) | {"raw_points": values["raw_points"]}
+    found = listing.some(values["run"]).series([values["name"]], **options)
     return Lines(found)
 
 
@@ -213,6 +294,9 @@ def _bands(listing: Listing, values: Values) -> Bands:
 
 
 CHART_ENDPOINTS = (
-    Endpoint("/api/series", "A metric of some runs as lines.", Lines, _series, _CHART),
-    Endpoint("/api/bands", "A metric over the repeats of groups of runs.", Bands, _bands, (*_CHART, _BY)),
+    Endpoint("/api/series", "A metric of some runs as lines.", Lines, _series, (*_CHART, _RAW_POINTS), version_of_runs),
+    Endpoint(
+        "/api/bands", "A metric over the repeats of groups of runs.", Bands, _bands, (*_CHART, _BY), version_of_runs
+    ),
+    Endpoint("/api/run_groups", "The group of each run.", RunGroups, _run_groups, (RUN, _BY), version_of_runs),
 )

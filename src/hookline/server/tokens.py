@@ -1,218 +1,478 @@
-"""`Tokens`: the secrets of a server that other machines can reach, one for sending runs and one for viewing them.
+"""`TokenStore`: tokens with roles and projects in a file, and `LiveTokens`: a server's view of that file.
 
-They come from the command line, the environment or a file. A missing one is created and saved in the root, in a file
-that only its owner can read, so the next start uses the same. Tokens are stored nowhere else in plain text, and no
-message contains one.
+Guarantees:
+
+- The file holds a salted hash of each token, never the token, which is shown once, when it is created or rotated.
+- The file belongs to the user of the server (or root), only its owner can read it, and it is no link; otherwise it is
+  refused. It is replaced as a whole, under a lock, so a reader sees the old file or the new one.
+- A server applies changes to requests that come a second later or more, without a restart. A file that cannot be read
+  any more, or that was deleted, allows nothing.
+- Checking a token takes the same work whether its id exists or not, and hashes are compared in constant time.
+
+A token is ``hlt_<id>_<256 random bits>``. The id names it in listings and in the audit log; it is not secret.
+
+A `Principal` is who makes a request: roles, and the projects they apply to as a `ProjectScope`. The roles are:
+
+- ``write``: send runs.
+- ``read``: see runs.
+- ``control``: send commands to live runs.
+- ``admin``: see the tokens and the audit log, and everything that ``read`` sees.
+
+No other role implies another role.
 """
 
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import msgspec
 
-from hookline._engine.errors import ConfigError, OptionError
+from hookline._engine.errors import ConfigError, OptionError, UnknownNameError, closest
 from hookline._record import files
 
-WRITE_VARIABLE, READ_VARIABLE = "HOOKLINE_WRITE_TOKEN", "HOOKLINE_READ_TOKEN"
-MIN_LENGTH = 16
-MAX_LENGTH = 1024
-TOKENS_FILE = ".hookline-tokens.json"
-"""The file in the root; hidden names are never listed as runs."""
-_MAX_FILE_BYTES = 16 << 10
+logger = logging.getLogger("hookline")
+
+Role = Literal["write", "read", "control", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)
+_IMPLIED: dict[str, frozenset[str]] = {"read": frozenset({"admin"})}
+"""The roles that include a role."""
+
+FOLDER = ".hookline"
+"""The folder of a root; hidden names are never listed as projects."""
+TOKENS_FILE = "tokens.json"
+CHECK_SECONDS = 1.0
+"""How often a server looks whether the file has changed."""
+MAX_TOKENS = 10_000
+MAX_PATTERNS = 100
+_MAX_FILE_BYTES = 16 << 20
+_MAX_NAME = 100
+_VERSION = 1
+_TOKEN = re.compile(r"hlt_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
+_DUMMY = ("00" * 16, "00" * 32)
+"""Compared with a token of an unknown id."""
 
 
-class _TokenFile(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    write: str | None = None
-    read: str | None = None
+class ProjectScope(NamedTuple):
+    """Some projects: patterns in which ``*`` matches anything. Equal scopes are equal, and can be keys."""
+
+    patterns: tuple[str, ...] = ("*",)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every project is in it."""
+        return "*" in self.patterns
+
+    def allows(self, project: str) -> bool:
+        """Whether a project is in it."""
+        if self.is_all:
+            return True
+        # Only `*` is a wildcard: the other special characters of fnmatch are escaped.
+        escaped = (pattern.replace("[", "[[]").replace("?", "[?]") for pattern in self.patterns)
+        return any(fnmatchcase(project, pattern) for pattern in escaped)
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The tokens of a server.
-
-    Args:
-        write: Allows sending runs, but not reading.
-        read: Allows reading, but not writing. None lets everyone read who can reach the server.
-
-    Raises:
-        OptionError: A token is too short, has characters not allowed in a header, or both are the same.
-    """
-
-    write: str = field(repr=False)
-    read: str | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        check_token("The write token", self.write)
-        if self.read is not None:
-            check_token("The read token", self.read)
-            if tokens_equal(self.read, self.write):
-                raise OptionError("The read and the write token are the same: give two, or every reader could write.")
-
-    def writes(self, token: str) -> bool:
-        """Whether this is the write token."""
-        return tokens_equal(token, self.write)
-
-    def reads(self, token: str) -> bool:
-        """Whether this is the read token."""
-        return self.read is not None and tokens_equal(token, self.read)
-
-    def redact(self, text: str) -> str:
-        """A text with the tokens removed, so that it may be logged."""
-        for token in (self.write, self.read):
-            text = text.replace(token, "<token>") if token else text
-        return text
+ALL_PROJECTS = ProjectScope()
 
 
 @dataclass(frozen=True, slots=True)
-class OptionalTokens:
-    """Tokens from one source: none, one or both."""
-
-    write: str | None = field(default=None, repr=False)
-    read: str | None = field(default=None, repr=False)
-
-    def or_else(self, other: "OptionalTokens") -> "OptionalTokens":
-        """These tokens, with missing ones from another source."""
-        return OptionalTokens(self.write or other.write, self.read or other.read)
-
-
-def check_token(what: str, token: str) -> None:
-    """Refuse a weak token, without repeating it.
-
-    Raises:
-        OptionError: It is too short or too long, or has characters not allowed in a header.
-    """
-    if not MIN_LENGTH <= len(token) <= MAX_LENGTH or not token.isascii() or not token.isprintable() or " " in token:
-        raise OptionError(
-            f"{what} has {len(token)} characters: give {MIN_LENGTH} to {MAX_LENGTH} letters, digits and symbols "
-            "without a space, e.g. the output of: python -c 'import secrets; print(secrets.token_hex(32))'"
-        )
-
-
-def tokens_equal(given: str, token: str) -> bool:
-    """Compare in constant time, which reveals not even a length."""
-    hashed = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (given, token)]
-    return hmac.compare_digest(*hashed)
-
-
-def tokens_from_environment(environment: Mapping[str, str]) -> OptionalTokens:
-    """The tokens in environment variables."""
-    return OptionalTokens(environment.get(WRITE_VARIABLE) or None, environment.get(READ_VARIABLE) or None)
-
-
-def tokens_from_file(path: Path) -> OptionalTokens:
-    """The tokens in a file: ``{"write": ..., "read": ...}``, or only the write token.
-
-    Raises:
-        ConfigError: It cannot be read or parsed, or a token in it is empty.
-    """
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES).strip()
-    except OSError as error:
-        raise ConfigError(f"The token file {path} cannot be read: {error.strerror}.") from error
-    if not text.startswith(b"{"):
-        with contextlib.suppress(UnicodeDecodeError):
-            return OptionalTokens(write=text.decode() or None)
-    given = _decoded(path, text)
-    if "" in (given.write, given.read):
-        raise ConfigError(f"A token in the file {path} is empty: write one, or remove its name to use another source.")
-    return given
-
-
-def _decoded(path: Path, text: bytes) -> OptionalTokens:
-    try:
-        held = msgspec.json.decode(text, type=_TokenFile)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # the error's text could contain a token
-        raise ConfigError(
-            f'The token file {path} is not valid: write {{"write": "...", "read": "..."}}, or only the write token.'
-        ) from None
-    return OptionalTokens(held.write, held.read)
-
-
-def load_tokens(root: Path) -> OptionalTokens:
-    """The saved tokens of a root.
-
-    Raises:
-        ConfigError: Other users can read the file, or it is not a token file.
-    """
-    path = root / TOKENS_FILE
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return OptionalTokens()
-    except OSError as error:
-        raise ConfigError(f"The token file {path} cannot be read: {error.strerror}.") from error
-    with os.fdopen(descriptor, "rb") as file:
-        if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
-            raise ConfigError(
-                f"Other users can read the tokens in {path}. Remove it to create new ones, or run: chmod 600 {path}"
-            )
-        return _decoded(path, file.read(_MAX_FILE_BYTES))
-
-
-def save_tokens(root: Path, tokens: OptionalTokens) -> None:
-    """Save tokens for the next start.
-
-    Raises:
-        ConfigError: They cannot be written.
-    """
-    try:
-        with files.atomic_writer(root / TOKENS_FILE, sync=False, mode=0o600) as file:
-            file.write(msgspec.json.encode(_TokenFile(tokens.write, tokens.read)) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"The tokens cannot be saved in {root}: {error.strerror}. Give them instead.") from error
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedTokens:
-    """The tokens of a server.
+class Principal:
+    """Who makes a request: what they may do, in which projects, and until when.
 
     Attributes:
-        created: The names of new tokens, which have to be shown.
-        saved: The names of tokens saved in the root.
+        id: The id of the token; ``write`` and ``read`` for the tokens of the command line, empty without a token.
+        secret: The stored hash that the token was compared with: a rotated token has another one.
+        expires: Seconds since 1970; None for no end.
     """
 
-    tokens: Tokens
-    created: tuple[str, ...] = ()
-    saved: tuple[str, ...] = ()
+    id: str = ""
+    name: str = ""
+    roles: frozenset[str] = frozenset()
+    scope: ProjectScope = ALL_PROJECTS
+    expires: float | None = None
+    secret: str = field(default="", repr=False)
+
+    def may(self, role: Role, project: str | None = None) -> bool:
+        """Whether this role is given, in a project if one is named."""
+        has_role = role in self.roles or bool(_IMPLIED.get(role, frozenset()) & self.roles)
+        return has_role and (project is None or self.scope.allows(project))
 
 
-def resolve_tokens(root: Path, given: OptionalTokens, *, needs_read: bool) -> ResolvedTokens:
-    """Determine the tokens of a server: the given ones, else the saved ones, else new ones.
+PRINCIPAL = "hookline.principal"
+"""The key of a request's principal in its ASGI scope."""
+VISIBLE = "hookline.visible"
+"""The key of the projects that a request may see, a `ProjectScope`."""
+VIEWER = Principal(roles=frozenset({"read"}))
+"""A viewer on a server that lets everyone read who can reach it."""
+
+
+_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Secret(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Salted hashes of a token and of its `cookie_secret`.
+
+    Attributes:
+        until: The end of the time that the old value of a rotated token is accepted.
+    """
+
+    salt: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    hash: _Hash
+    cookie: _Hash
+    until: float | None = None
+
+
+class StoredToken(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A token in the file."""
+
+    id: str
+    name: str
+    roles: list[Role]
+    projects: list[str]
+    created: float
+    secrets: list[Secret]
+    expires: float | None = None
+
+    def principal(self, secret: Secret) -> Principal:
+        """Who presents a secret of this token."""
+        ends = [each for each in (self.expires, secret.until) if each is not None]
+        scope = ProjectScope(tuple(sorted(set(self.projects))))
+        return Principal(self.id, self.name, frozenset(self.roles), scope, min(ends, default=None), secret.hash)
+
+
+class TokenInfo(msgspec.Struct):
+    """A token as it is listed: without its hashes; times are seconds since 1970."""
+
+    id: str
+    name: str
+    roles: list[Role]
+    projects: list[str]
+    created: float
+    expires: float | None
+    rotating_until: float | None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[StoredToken]
+    version: int = _VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token that was created or rotated, with its value, which is shown once."""
+
+    stored: StoredToken
+    token: str = field(repr=False)
+
+
+def token_info(stored: StoredToken) -> TokenInfo:
+    """A token as listings show it."""
+    until = max((each.until for each in stored.secrets if each.until is not None), default=None)
+    shown = stored.roles, stored.projects
+    return TokenInfo(stored.id, stored.name, *shown, stored.created, stored.expires, until)
+
+
+def default_tokens_file(root: Path) -> Path:
+    """The file of a root."""
+    return root / FOLDER / TOKENS_FILE
+
+
+def redact(text: str) -> str:
+    """A text with tokens of the file removed, so that it may be logged."""
+    return _TOKEN.sub("<token>", text)
+
+
+def cookie_secret(token: str) -> str:
+    """The part of a login cookie that only a holder of the token can know; the token does not follow from it."""
+    return hmac.new(token.encode(), b"hookline cookie", hashlib.sha256).hexdigest()
+
+
+def _hash(salt: str, text: str) -> str:
+    # One round suffices: a token has 256 random bits, so its hash cannot be searched.
+    return hmac.new(bytes.fromhex(salt), text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def _new_secret(token_id: str) -> tuple[str, Secret]:
+    token, salt = f"hlt_{token_id}_{secrets.token_urlsafe(32)}", secrets.token_hex(16)
+    return token, Secret(salt, _hash(salt, token), _hash(salt, cookie_secret(token)))
+
+
+def _checked_roles(roles: Sequence[str]) -> list[Role]:
+    for role in roles:
+        if role not in ROLES:
+            raise OptionError(f"role={role!r:.80} is not a role. {closest(role, ROLES, listed=ROLES)}")
+    if not roles:
+        raise OptionError(f"A token without a role allows nothing: give one of {', '.join(ROLES)}.")
+    return [role for role in ROLES if role in roles]
+
+
+def _check(name: str, projects: Sequence[str]) -> None:
+    if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
+        raise OptionError(f"name={name!r:.80}: give 1 to {_MAX_NAME} printable characters, e.g. 'alice'.")
+    if not 0 < len(projects) <= MAX_PATTERNS:
+        raise OptionError(f"{len(projects)} project patterns are given; give 1 to {MAX_PATTERNS}, or '*' for all.")
+    for pattern in projects:
+        if not pattern or len(pattern) > 200 or "/" in pattern or not pattern.isprintable():
+            raise OptionError(f"project={pattern!r:.80}: give the name of a project, in which * matches anything.")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStore:
+    """Reads and changes a file of tokens.
 
     Args:
-        needs_read: Whether reading needs a token even if none is given.
+        path: The file; created with the first token.
+        clock: Seconds since 1970.
     """
-    if given.write and (given.read or not needs_read):
-        return ResolvedTokens(Tokens(given.write, given.read))
-    with _locked(root):
-        before = load_tokens(root)
-        missing = {"write": not (given.write or before.write)}
-        missing["read"] = needs_read and not (given.read or before.read)
-        created: dict[str, Any] = {name: secrets.token_urlsafe(32) for name, is_new in missing.items() if is_new}
-        now = replace(before, **created)
-        if created:
-            save_tokens(root, now)
-    write, read = given.write or now.write, given.read or (now.read if needs_read else None)
-    saved = {"write": not given.write, "read": needs_read and not given.read}
-    names = tuple(name for name, is_saved in saved.items() if is_saved)
-    return ResolvedTokens(Tokens(write or "", read), tuple(created), names)
+
+    path: Path
+    clock: Callable[[], float] = time.time
+
+    def read(self) -> list[StoredToken]:
+        """The tokens; none if there is no file.
+
+        Raises:
+            ConfigError: It is a link, other users can read or own it, or it is not a file of tokens.
+        """
+        try:
+            if self.path.parent.is_symlink():
+                raise ConfigError(f"{self.path.parent} is a link: give the directory itself.")
+            # Without O_NONBLOCK, opening a pipe in place of the file would wait for its other end.
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ConfigError(
+                f"The tokens file {self.path} cannot be read: {error.strerror}. It must be a regular file, not a link."
+            ) from error
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
+                raise ConfigError(f"The tokens file {self.path} is not a regular file of this user.")
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                raise ConfigError(f"Other users can read the tokens file {self.path}. Run: chmod 600 {self.path}")
+            text = file.read(_MAX_FILE_BYTES + 1)
+        try:
+            held = msgspec.json.decode(text, type=_File)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            held = None
+        if held is None or held.version != _VERSION or len(text) > _MAX_FILE_BYTES:
+            raise ConfigError(
+                f"The tokens file {self.path} is not valid. Restore it, or delete it and create the tokens again."
+            )
+        return held.tokens
+
+    def create(
+        self,
+        name: str,
+        *,
+        roles: Sequence[str],
+        projects: Sequence[str] = ("*",),
+        expires_seconds: float | None = None,
+    ) -> NewToken:
+        """Add a token.
+
+        Raises:
+            OptionError: The name, a role or a pattern is not accepted, or there are too many tokens.
+        """
+        checked = _checked_roles(roles)
+        _check(name, projects)
+        with self._changing() as tokens:
+            if len(tokens) >= MAX_TOKENS:
+                raise OptionError(f"The tokens file {self.path} has {len(tokens):,} tokens: revoke some first.")
+            taken = {token.id for token in tokens}
+            token_id = next(each for each in iter(lambda: secrets.token_hex(6), "") if each not in taken)
+            token, secret = _new_secret(token_id)
+            now = self.clock()
+            ends = None if expires_seconds is None else now + expires_seconds
+            stored = StoredToken(token_id, name, checked, [*dict.fromkeys(projects)], now, [secret], ends)
+            tokens.append(stored)
+        return NewToken(stored, token)
+
+    def revoke(self, token_id: str) -> StoredToken:
+        """Remove a token; servers refuse it within seconds.
+
+        Raises:
+            UnknownNameError: There is no such token.
+        """
+        with self._changing() as tokens:
+            stored = _find(tokens, token_id)
+            tokens.remove(stored)
+        return stored
+
+    def rotate(self, token_id: str, *, grace_seconds: float = 0.0) -> NewToken:
+        """Give a token a new value.
+
+        Args:
+            grace_seconds: How long the old value is still accepted.
+
+        Raises:
+            UnknownNameError: There is no such token.
+        """
+        with self._changing() as tokens:
+            stored = _find(tokens, token_id)
+            token, secret = _new_secret(stored.id)
+            kept, now = [], self.clock()
+            for each in stored.secrets if grace_seconds > 0 else ():
+                until = min(each.until or now + grace_seconds, now + grace_seconds)
+                kept += [msgspec.structs.replace(each, until=until)] if until > now else []
+            changed = msgspec.structs.replace(stored, secrets=[secret, *kept])
+            tokens[tokens.index(stored)] = changed
+        return NewToken(changed, token)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[list[StoredToken]]:
+        """The tokens to change; written when the block ends without an error."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise ConfigError(f"{self.path.parent} cannot be used for tokens: {error.strerror}.") from error
+        try:
+            with files.exclusive(directory):
+                tokens = self.read()
+                yield tokens
+                # Created with this mode: after a later chmod, someone might have read it already.
+                with files.atomic_writer(self.path, mode=0o600) as file:
+                    file.write(msgspec.json.format(msgspec.json.encode(_File(tokens)), indent=1) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"The tokens file {self.path} cannot be written: {error.strerror}.") from error
+        finally:
+            os.close(directory)
 
 
-@contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Lock out other servers: those that start at the same time must get the same tokens."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with files.exclusive(descriptor):
-            yield
-    finally:
-        os.close(descriptor)
+def _find(tokens: Iterable[StoredToken], token_id: str) -> StoredToken:
+    known = {token.id: token for token in tokens}
+    if token_id in known:
+        return known[token_id]
+    named = [token.id for token in known.values() if token.name == token_id]
+    hint = "See: hookline tokens list"
+    if named:
+        have = "The token of this name has the id" if len(named) == 1 else "Tokens of this name have the ids"
+        hint = f"{have} {', '.join(named[:5])}{', ...' if len(named) > 5 else ''}."
+    # If the whole token is given by mistake, the message must not repeat it.
+    raise UnknownNameError(f"There is no token with the id {redact(token_id)!r:.80}. Give an id, not a name. {hint}")
+
+
+class Presented(NamedTuple):
+    """A token of the file that was presented: who it is, and why it is not accepted; the reason is empty if it is."""
+
+    principal: Principal
+    problem: str = ""
+
+
+class LiveTokens:
+    """The tokens of a file as a server uses them; notices changes of the file. May be used from any thread.
+
+    Args:
+        store: The file; None for no tokens.
+        clock: Seconds since 1970.
+        timer: A monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._clock, self._timer = store, clock, timer
+        self._lock = threading.Lock()
+        self._tokens: dict[str, StoredToken] = {}
+        self._stamp: tuple[int, ...] | None = None
+        self._problem = ""
+        self._next_check = float("-inf")
+        self._has_readers = False
+
+    def all(self) -> dict[str, StoredToken]:
+        """The current tokens by id."""
+        if self._store is not None and self._timer() >= self._next_check:
+            with self._lock:
+                self._next_check = self._timer() + CHECK_SECONDS
+                self._check_file(self._store)
+        return self._tokens
+
+    def _check_file(self, store: TokenStore) -> None:
+        try:
+            found = store.path.lstat()
+            # The mode and the times of the inode, too: a file that others may read now is refused.
+            stamp: tuple[int, ...] = (
+                found.st_dev,
+                found.st_ino,
+                found.st_size,
+                found.st_mtime_ns,
+                found.st_ctime_ns,
+                found.st_mode,
+            )
+        except OSError:
+            stamp = ()  # deleted
+        if stamp == self._stamp:
+            return
+        try:
+            self._tokens = {token.id: token for token in store.read()}
+        except ConfigError as error:  # nobody is allowed anything by a file that cannot be trusted
+            # Logged first, so that a refused client finds the reason in the log.
+            if str(error) != self._problem:
+                logger.error("%s Its tokens are not accepted until this is fixed.", error)  # noqa: TRY400 - no traceback
+            self._tokens = {}
+            self._problem = str(error)
+            # A fault of the system, such as too many open files, may be over at the next check.
+            self._stamp = None if isinstance(error.__cause__, OSError) else stamp
+            return
+        self._stamp, self._problem = stamp, ""
+        self._has_readers |= any(not {"read", "admin"}.isdisjoint(token.roles) for token in self._tokens.values())
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether there has been a token for reading since the start.
+
+        Reading needs a token from then on, also when the last such token is revoked, or the file is damaged.
+        """
+        self.all()
+        return self._has_readers
+
+    def find(self, token: str) -> Presented | None:
+        """Who presents a token; None if it is none of the file."""
+        match = _TOKEN.fullmatch(token)
+        return self._find(match[1] if match else "", token, lambda secret: secret.hash)
+
+    def find_cookie(self, token_id: str, text: str) -> Presented | None:
+        """Who presents a cookie's secret; see `cookie_secret`."""
+        return self._find(token_id, text, lambda secret: secret.cookie)
+
+    def _find(self, token_id: str, text: str, stored_hash: Callable[[Secret], str]) -> Presented | None:
+        stored = self.all().get(token_id)
+        found = None
+        for secret in stored.secrets if stored is not None else [Secret(*_DUMMY, _DUMMY[1])]:
+            if hmac.compare_digest(_hash(secret.salt, text), stored_hash(secret)) and stored is not None:
+                found = stored.principal(secret)
+        if found is None:
+            return None
+        return Presented(found, "" if self._is_in_time(found) else "it has expired")
+
+    def is_current(self, principal: Principal) -> bool:
+        """Whether who started something, such as a live stream, may continue it."""
+        if not principal.secret:  # not of the file: valid as long as the server runs
+            return True
+        stored = self.all().get(principal.id)
+        known = [] if stored is None else [stored.principal(secret) for secret in stored.secrets]
+        # Compared with the file, not with the time in the principal: a rotated token may have got an end since.
+        current = next((each for each in known if each.secret == principal.secret), None)
+        if current is None or (current.roles, current.scope) != (principal.roles, principal.scope):
+            return False
+        return self._is_in_time(current)
+
+    def _is_in_time(self, principal: Principal) -> bool:
+        return principal.expires is None or self._clock() < principal.expires
