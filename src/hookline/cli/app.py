@@ -2,6 +2,9 @@
 
 Results go to standard output. An error that hookline raises on purpose is one message on standard error, without a
 traceback. Exit status 2 means wrong input; status 1 is a command's negative result, or a missing package.
+
+A command is imported when it is used: most of them need the store or the server, which take longer to import than many
+commands take to run.
 """
 
 from typing import Annotated, Any
@@ -10,7 +13,6 @@ import typer
 
 import hookline
 from hookline._engine.errors import HooklineError
-from hookline.cli import bench, demo, hooks, run, runs, serve, sql
 from hookline.cli.output import CommandGroup, PlainGroup, end_with
 
 
@@ -24,15 +26,28 @@ class _ErrorsAsMessages(PlainGroup):
             end_with(error)
 
 
-app = CommandGroup(cls=_ErrorsAsMessages, pretty_exceptions_show_locals=False)  # may be tokens
-app.add_typer(hooks.app, name="hooks")
-app.add_typer(runs.app, name="runs")
-app.command("demo")(demo.demo)
-app.command("run")(run.run)
-app.command("sql")(sql.sql_command)
-app.command("bench")(bench.bench_command)
-app.command("ui")(serve.ui)
-app.command("serve")(serve.serve)
+app = CommandGroup(
+    cls=_ErrorsAsMessages,
+    pretty_exceptions_show_locals=False,  # locals may hold tokens
+    places={
+        "demo": "hookline.cli.demo:demo",
+        "run": "hookline.cli.run:run",
+        "exec": "hookline.cli.execute:exec_command",
+        "replay": "hookline.cli.replay:replay_command",
+        "control": "hookline.cli.control:control",
+        "sql": "hookline.cli.sql:sql_command",
+        "bench": "hookline.cli.bench:bench_command",
+        "ui": "hookline.cli.serve:ui",
+        "serve": "hookline.cli.serve:serve",
+        "hooks": "hookline.cli.hooks:app",
+        "runs": "hookline.cli.runs:app",
+        "artifacts": "hookline.cli.artifacts:app",
+        "samples": "hookline.cli.samples:app",
+        "alerts": "hookline.cli.alerts:app",
+        "mcp": "hookline.cli.mcp:mcp_command",
+        "tokens": "hookline.cli.tokens:app",
+    },
+)
 
 
 def _print_version(wanted: bool) -> None:

@@ -69,9 +69,10 @@ def bench_command(
     ] = None,
     *,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where to write; the disk matters. By default the temporary directory.")
+        Path | None,
+        typer.Option("--dir", help="A directory on the disk to measure; by default a temporary one."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure less, in about a second; less exact.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Take about a second, with less precise results.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure hookline's costs on this machine: dispatch, recording, journal. Takes a few seconds."""
@@ -98,7 +99,18 @@ def measure_dispatch(sizes: Sizes, place: Path) -> list[Figure]:
     loops["ten callbacks"] = _firing(CallbackCollection([_observer() for _ in range(10)]))
     idle = [_observer().configure(every=_NEVER) for _ in range(10)]
     loops["ten that are not due"] = _firing(CallbackCollection(idle))
-    taken, used = _in_turns(loops, sizes)
+    # Nanoseconds per call of each loop in each round, in wall and CPU time.
+    taken: dict[str, list[float]] = {name: [] for name in loops}
+    used: dict[str, list[float]] = {name: [] for name in loops}
+    for loop in loops.values():
+        loop(sizes.calls)
+    with _collector_off():
+        for _ in range(sizes.rounds):
+            for name, loop in loops.items():
+                began_cpu, began = time.thread_time_ns(), time.perf_counter_ns()
+                loop(sizes.calls)
+                taken[name].append((time.perf_counter_ns() - began) / sizes.calls)
+                used[name].append(max(time.thread_time_ns() - began_cpu, 1) / sizes.calls)
     base, base_cpu = taken.pop("direct"), used.pop("direct")
     direct = f"a direct call takes {median(base):,.0f} ns"
     return [
@@ -185,22 +197,6 @@ def _firing(target: Any) -> Loop:
 def _fresh(function: Any) -> Any:
     """A copy with its own code object: the interpreter specializes code for the types it sees."""
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-
-
-def _in_turns(loops: Mapping[str, Loop], sizes: Sizes) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Nanoseconds per call of each loop in each round, in wall and CPU time."""
-    taken: dict[str, list[float]] = {name: [] for name in loops}
-    used: dict[str, list[float]] = {name: [] for name in loops}
-    for loop in loops.values():
-        loop(sizes.calls)
-    with _collector_off():
-        for _ in range(sizes.rounds):
-            for name, loop in loops.items():
-                began_cpu, began = time.thread_time_ns(), time.perf_counter_ns()
-                loop(sizes.calls)
-                taken[name].append((time.perf_counter_ns() - began) / sizes.calls)
-                used[name].append(max(time.thread_time_ns() - began_cpu, 1) / sizes.calls)
-    return taken, used
 
 
 def _timed_calls(call: Callable[[int], object], count: int) -> tuple[list[float], float]:

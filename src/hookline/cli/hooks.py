@@ -26,7 +26,7 @@ from hookline._engine.subscriber import OPTION_NAMES, Subscriber
 from hookline.cli.new import new
 from hookline.cli.output import AsJson, CommandGroup, console, foreign_code, indented, print_footer, print_json, table
 from hookline.cli.plan import plan_entries, plan_table
-from hookline.config.subscribers import load_callbacks
+from hookline.config.loading import load_callbacks
 
 Factory = Callable[..., Any]
 
@@ -218,7 +218,8 @@ def list_(*, as_json: AsJson = False) -> None:
         return
     listing = table("name", "kind", "from", "what it does", whole=("name", "kind", "from"))
     for offer in found:
-        listing.add_row(offer.name, offer.kind, offer.source, _remark(offer), style="red" if offer.error else "")
+        remark = f"ERROR: {offer.error}" if offer.error else offer.summary
+        listing.add_row(offer.name, offer.kind, offer.source, remark, style="red" if offer.error else "")
     console().print(listing)
     print_footer("For details: hookline hooks show NAME")
 
@@ -230,7 +231,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Explain a callback or hook: its arguments, moments and options."""
-    _make_current_directory_importable()
+    make_current_directory_importable()
     with foreign_code():
         description = describe(name)
     if as_json:
@@ -282,7 +283,7 @@ def _loaded(file: Path) -> Iterator[CallbackCollection]:
             f"{file}: this is Python; give a YAML or JSON file with a list of callbacks. "
             "To test a class, use hookline.testing.check_callback."
         )
-    _make_current_directory_importable()
+    make_current_directory_importable()
     with foreign_code():
         collection = load_callbacks(file)
         try:
@@ -291,15 +292,11 @@ def _loaded(file: Path) -> Iterator[CallbackCollection]:
             collection.close()
 
 
-def _make_current_directory_importable() -> None:
+def make_current_directory_importable() -> None:
     """Find modules in the current directory, as ``python -m`` does, for ``use: my_module:MyHook``."""
     here = str(Path.cwd())
     if sys.path[0] != here:
         sys.path.insert(0, here)
-
-
-def _remark(offer: Offer) -> str:
-    return f"ERROR: {offer.error}" if offer.error else offer.summary
 
 
 def _print_description(out: Console, description: Description) -> None:
@@ -308,7 +305,14 @@ def _print_description(out: Console, description: Description) -> None:
     if text := plain(description.docstring):
         out.print(f"\n{text}")
     _print_arguments(out, description)
-    _print_moments(out, description)
+    out.print("Moments", style="bold")
+    if description.kind == "hook":
+        out.print("  after each step (on_step_end), if should_run() returns True")
+    elif not description.moments:
+        out.print("  unknown until it is built")
+    for name in description.moments if description.kind == "callback" else ():
+        out.print(f"  {MOMENTS[name].signature()}", style="cyan")
+        out.print(indented(first_sentence(MOMENTS[name].doc).replace("`", ""), 6))
     options = ", ".join(f"{name}={default}" for name, default in description.options.items())
     out.print("\nOptions and their defaults", style="bold")
     out.print(indented(options))
@@ -325,14 +329,3 @@ def _print_arguments(out: Console, description: Description) -> None:
         default = "required" if argument.required else argument.default or ""
         listing.add_row(argument.name, argument.type, default, *([argument.meaning] if meaning else []))
     out.print(listing)
-
-
-def _print_moments(out: Console, description: Description) -> None:
-    out.print("Moments", style="bold")
-    if description.kind == "hook":
-        out.print("  after each step (on_step_end), if should_run() returns True")
-    elif not description.moments:
-        out.print("  unknown until it is built")
-    for name in description.moments if description.kind == "callback" else ():
-        out.print(f"  {MOMENTS[name].signature()}", style="cyan")
-        out.print(indented(first_sentence(MOMENTS[name].doc).replace("`", ""), 6))

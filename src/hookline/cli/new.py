@@ -17,7 +17,7 @@ import typer
 from hookline._engine.errors import DuplicateError, OptionError
 from hookline._engine.registry import REGISTRY
 from hookline._engine.subscriber import snake_case
-from hookline.cli.output import console
+from hookline.cli.output import AsJson, console, print_json, wrong_input
 
 PYPROJECT = """\
 [build-system]
@@ -63,7 +63,7 @@ class $class_name(hooks.PeriodicHook):
     Args:
         threshold: Warn when the metric is above this, or not a number.
         monitor: The metric's name.
-        frequency: Check every so many steps.
+        frequency: Check every N steps.
     """
 
     name = "$package"
@@ -212,11 +212,17 @@ class Names:
 def new(
     name: Annotated[str, typer.Argument(help="The package's name, e.g. gradient-alarm.", show_default=False)],
     directory: Annotated[Path, typer.Option(help="Where to create the package's directory.")] = Path(),
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Create a small package with a hook of your own: installable, typed and tested."""
-    names, root = Names.of(name), directory / name
-    files = names.files()
-    _write(root, files)
+    with wrong_input(as_json=as_json):
+        names, root = Names.of(name), directory / name
+        files = names.files()
+        _write(root, files)
+    if as_json:
+        print_json({"directory": str(root), "package": names.package, "files": list(files)})
+        return
     out = console()
     out.print(f"Created {root}:", style="green", soft_wrap=True)
     for path in files:

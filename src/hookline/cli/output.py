@@ -6,23 +6,28 @@ In help texts, flags have no value and arguments are written in capitals: typer 
 """
 
 import contextlib
+import importlib
+import os
+import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 import typer
+import typer.main
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from hookline._engine.errors import HooklineError, MissingExtraError
-from hookline._record.terminal import printable, printable_json, terminal_console
+from hookline._record.terminal import one_line, printable, printable_json, terminal_console
 
 _UNLIMITED = 100_000
 
@@ -30,7 +35,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 
 def console(*, width: int | None = None) -> Console:
-    """A console on the current standard output; as wide as the terminal by default."""
+    """A console on the current standard output: as wide as the terminal, or as its content in a pipe.
+
+    Args:
+        width: Another width. The variable COLUMNS sets it for terminals and pipes.
+    """
+    if width is None and not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        width = _UNLIMITED
     return terminal_console(width=width)
 
 
@@ -47,6 +58,13 @@ def print_json(document: Any) -> None:
 def indented(text: str, columns: int = 2) -> Padding:
     """A paragraph with all lines indented, also wrapped ones."""
     return Padding(text, (0, 0, 0, columns), expand=False)
+
+
+def print_facts(out: Console, facts: Iterable[tuple[str, object]]) -> None:
+    """Print one line for each name with its value; empty values are left out."""
+    for name, value in facts:
+        if value:
+            out.print(Text.assemble((f"  {one_line(name):<10} ", "dim"), one_line(value)), soft_wrap=True)
 
 
 def table(*columns: str, whole: Collection[str] = (), numbers: Collection[str] = ()) -> Table:
@@ -129,6 +147,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class _PlainHelp:
     """The help of commands and groups; their parameters here include those that typer adds, such as ``--help``."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # typer joins the lines of the first paragraph only, and the terminal wraps those of a docstring once more.
+        self.help: str | None = self.help and re.sub(r"(?<=\S)\n(?=[^\s*-])", " ", self.help)
+
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
@@ -148,16 +171,78 @@ class _PlainHelp:
 class PlainCommand(_PlainHelp, TyperCommand):
     """A command with plain help."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer's; the error for a wrong choice is without the prefix of the library that checks it."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
 
 class PlainGroup(_PlainHelp, TyperGroup):
-    """A group of commands with plain help."""
+    """A group of commands with plain help.
+
+    Attributes:
+        places: Where the commands are that are imported when they are used, by name: ``"module:function"``, or
+            ``"module:app"`` for a group.
+    """
+
+    places: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Commands(self.places, self.commands)
+
+
+class _Commands(dict[str, Any]):
+    """Commands by name; one that is not imported yet is when it is looked up. Names alone import nothing."""
+
+    def __init__(self, places: Mapping[str, str], commands: Mapping[str, Any]) -> None:
+        super().__init__({**dict.fromkeys(places), **commands})
+        self._places = places
+
+    def __getitem__(self, name: str) -> Any:
+        command = super().__getitem__(name)
+        if command is None:
+            command = self[name] = _imported_command(name, self._places[name])
+        return command
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - dict.get does not look up
+
+    def values(self) -> Any:
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        return [(name, self[name]) for name in self]
+
+
+def _imported_command(name: str, place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        command: Any = typer.main.get_group(found)
+    else:
+        single = CommandGroup(add_completion=False)
+        single.command(name, context_settings=getattr(found, "context_settings", None))(found)
+        command = typer.main.get_command(single)
+    command.name = name
+    return command
 
 
 class CommandGroup(typer.Typer):
-    """A group of commands with plain help; without a command it prints its help."""
+    """A group of commands with plain help; without a command it prints its help.
 
-    def __init__(self, *, cls: type[PlainGroup] = PlainGroup, **options: Any) -> None:
-        super().__init__(cls=cls, no_args_is_help=True, **options)
+    Args:
+        places: The commands that are imported when they are used; see `PlainGroup`.
+    """
+
+    def __init__(
+        self, *, cls: type[PlainGroup] = PlainGroup, places: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        own = type(cls.__name__, (cls,), {"places": places}) if places else cls
+        super().__init__(cls=own, no_args_is_help=True, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
         """As typer's."""

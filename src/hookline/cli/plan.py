@@ -8,15 +8,16 @@ from rich.table import Table
 
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.hook_manager import HookTarget
-from hookline._engine.hooks import Hook, PeriodicHook
+from hookline._engine.hooks import PeriodicHook
 from hookline._engine.moments import MOMENTS
 from hookline._engine.registration import FlatRegistration, Registration
 from hookline._engine.schedules import Every, Schedule
 from hookline._engine.subscriber import Options
+from hookline._record.terminal import plural
 from hookline.cli.output import console, table
 
 if TYPE_CHECKING:
-    from hookline.experiment.dry_run import DryRun, SubscriberGroup
+    from hookline.experiment.experiment import DryRun, SubscriberGroup
 
 
 ALWAYS = "always"
@@ -89,13 +90,13 @@ def _cadences(registration: Registration) -> list[str]:
     """The cadence of its options and, for a hook, its own."""
     given = Options.settle(registration.subscriber, registration.given).schedule
     parts = [_schedule_text(given)] if given is not None else []
-    return [*parts, _hook_cadence(registration.target.hook)] if isinstance(registration.target, HookTarget) else parts
-
-
-def _hook_cadence(hook: Hook) -> str:
-    if isinstance(hook, PeriodicHook) and type(hook).should_run is PeriodicHook.should_run:
-        return _schedule_text(Every(hook.frequency, hook.start_step))
-    return "should_run()"
+    if isinstance(registration.target, HookTarget):
+        hook = registration.target.hook
+        if isinstance(hook, PeriodicHook) and type(hook).should_run is PeriodicHook.should_run:
+            parts.append(_schedule_text(Every(hook.frequency, hook.start_step)))
+        else:
+            parts.append("should_run()")
+    return parts
 
 
 def _schedule_text(schedule: Schedule) -> str:
@@ -123,8 +124,12 @@ NAMED_ARMS = 5
 def print_dry_run(planned: "DryRun") -> None:
     """Print the runs and their subscribers."""
     out = console()
-    out.print(f"{planned.name}: {len(planned.runs):,} runs in {planned.output_dir}", style="bold", soft_wrap=True)
+    out.print(
+        f"{planned.name}: {plural(len(planned.runs), 'run')} in {planned.output_dir}", style="bold", soft_wrap=True
+    )
     out.print(_runs(planned))
+    if planned.search is not None:
+        out.print(f"Search: {planned.search}; the run of one is shown.", soft_wrap=True)
     for group in planned.subscribers:
         if len(planned.subscribers) > 1:
             out.print(f"Arms: {_names(group, planned)}", style="bold", soft_wrap=True)
@@ -145,7 +150,9 @@ def dry_run_document(planned: "DryRun") -> dict[str, Any]:
         for each in planned.subscribers
     ]
     runs = [asdict(run) for run in planned.runs]
-    return {"name": planned.name, "output_dir": str(planned.output_dir), "runs": runs, "listeners": groups}
+    return {"name": planned.name, "output_dir": str(planned.output_dir), "runs": runs, "listeners": groups} | (
+        {} if planned.search is None else {"search": planned.search}
+    )
 
 
 def _runs(planned: "DryRun") -> Table:

@@ -19,8 +19,7 @@ import typer
 from hookline._engine.errors import ConfigError, HooklineError, UnknownNameError
 from hookline.cli.output import AsJson, console, end_with, foreign_code, print_json, relative_path
 from hookline.cli.plan import dry_run_document, print_dry_run, print_moments
-from hookline.config.layers import overridden
-from hookline.config.sources import read_config
+from hookline.config.sources import overridden, read_config
 from hookline.loops.signals import is_signal
 
 RUN_FAILED = 1
@@ -44,7 +43,7 @@ def run(
     file: File,
     overrides: Overrides = None,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be run, and run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be run without running it.")] = False,
     processes: Processes = None,
     executor: ExecutorName = None,
     output_dir: OutputDir = None,
@@ -52,7 +51,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run the experiment or the single training of a file. If it is interrupted, run it again to resume."""
-    _make_importable(Path.cwd())
+    from hookline.experiment.file import make_importable  # here, to keep other commands fast
+
+    make_importable(Path.cwd())  # as ``python -m`` does
     given = list(overrides or ())
     with _wrong_input(as_json=as_json):
         kind, values = _recognize(file, given)
@@ -97,15 +98,15 @@ def _option_overrides(
 
 
 def _run_experiment(file: Path, overrides: list[str], *, dry_run: bool, progress: bool, as_json: bool) -> None:
-    from hookline.experiment import dry_run as experiment_dry_run
     from hookline.experiment.experiment import Experiment
+    from hookline.experiment.experiment import dry_run as list_runs
     from hookline.experiment.progress import ProgressView
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one for each saved model is noise
     with _wrong_input(as_json=as_json):
         with foreign_code():
             experiment = Experiment.from_file(file, overrides)
-            planned = experiment_dry_run.dry_run(experiment) if dry_run else None
+            planned = list_runs(experiment) if dry_run else None
             if planned is None:
                 experiment.check().close()  # before the progress view appears
         if planned is not None:
@@ -126,15 +127,14 @@ def _run_experiment(file: Path, overrides: list[str], *, dry_run: bool, progress
         console().print(f"Report: {relative_path(experiment.store.directory / 'report.md')}", soft_wrap=True)
     if experiment.stop_reason is not None and is_signal(experiment.stop_reason):
         _exit_stopped(experiment.stop_reason, "Complete runs are kept.")
-    if any(run.status != "completed" for run in result.runs):
+    if any(run.status not in ("completed", "pruned") for run in result.runs):
         raise typer.Exit(RUN_FAILED)
 
 
 def _run_single(kind: str, file: Path, overrides: list[str], *, dry_run: bool, as_json: bool) -> None:
     """Run a single training, like `hookline.main` or `rl.train`."""
-    from hookline.config.layers import with_overrides
-    from hookline.config.sources import read_config_source
-    from hookline.config.structs import load_config
+    from hookline.config.loading import load_config
+    from hookline.config.sources import read_config_source, with_overrides
     from hookline.experiment.file import make_importable
     from hookline.experiment.file_arms import check_callbacks, config_type
 
@@ -241,9 +241,3 @@ def _exit_stopped(reason: str, state: str, *more: str) -> NoReturn:
     command = shlex.join(["hookline", *sys.argv[1:], *more])
     typer.echo(f"Stopped by {name}. {state} Resume with: {command}", err=True)
     raise typer.Exit(128 + signal.Signals[name].value)
-
-
-def _make_importable(directory: Path) -> None:
-    """As ``python -m`` does."""
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))

@@ -11,21 +11,28 @@ import typer
 
 from hookline._engine.errors import OptionError
 from hookline._record.records import clean
-from hookline._record.terminal import one_line, printable, printable_json
+from hookline._record.terminal import one_line, plural, printable, printable_json
 from hookline.cli.output import AsJson, console, print_footer, table, wrong_input
 from hookline.cli.runs.reference import Root
 from hookline.cli.runs.text import number
+from hookline.store.query import Result
 from hookline.store.query_limits import QueryError
 from hookline.store.runs import SQL_SECONDS, Runs, runs
 
 TABLES = {
     "runs": "one row per run: its settings, progress and end",
     "metrics": "one row per logged value; text holds values that are not numbers",
+    "metric_names": "one row per name and axis of a run's metrics, with its steps",
     "samples": "one row per completion, with its rewards",
+    "sample_uses": "one row per completion and step of the training that learnt from it, or left it out",
     "rewards": "one row per value of a reward function",
     "events": "one row per event or status",
     "hooks": "one row per cost report of a hook",
     "logs": "one row per log line",
+    "console": "one row per line of standard output and error, log record or warning",
+    "media": "one row per image, histogram, file, ...; a table has one row here",
+    "table_rows": "one row per row of a logged table, with its cells as JSON",
+    "blobs": "one row per reference to a content-addressed file",
 }
 _ROWS = 50
 """How many rows a table shows by default."""
@@ -35,7 +42,7 @@ Query = Annotated[str | None, typer.Argument(help="One SELECT; - reads it from s
 Format = Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="The output format.")]
 Limit = Annotated[
     int | None,
-    typer.Option(min=0, help=f"The most rows; 0 for all. By default {_ROWS} in a table, else all."),
+    typer.Option(min=0, help=f"The maximum number of rows; 0 for all. By default {_ROWS} in a table, otherwise all."),
 ]
 Timeout = Annotated[float, typer.Option(help="End the query after this many seconds.", min=0.001)]
 
@@ -50,21 +57,22 @@ def sql_command(
     schema: Annotated[bool, typer.Option("--schema", help="List the tables and their columns.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Query runs, metrics, samples, rewards, events, hooks and logs with SQL (DuckDB's), read-only."""
+    """Query runs, metrics, samples, events, media, tables and more with SQL (DuckDB's), read-only."""
     kind = "json" if as_json else format
     with wrong_input(as_json=as_json):
         if schema == (query is not None):
             raise OptionError("Give either a query, or --schema for the tables and columns.")
         found = runs(root)
         if schema:
-            _print_schema(_schema(found), kind)
+            _print_schema(described_tables(found), kind)
             return
         text = sys.stdin.read() if query == "-" else query or ""
         try:
             most = limit if limit is not None else _ROWS if kind == "table" else 0
             _query(found, text, kind, most, timeout)
         except QueryError as error:
-            raise QueryError(f"{error}\n\nTables and columns:\n{_listed(_schema(found))}") from error
+            tables = "\n".join(f"  {name}({', '.join(columns)})" for name, columns in described_tables(found).items())
+            raise QueryError(f"{error}\n\nTables and columns:\n{tables}") from error
 
 
 def _query(found: Runs, text: str, kind: str, most: int, seconds: float) -> None:
@@ -99,7 +107,7 @@ def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     for row in rows:
         listing.add_row(*map(_cell, row))
     console().print(listing)
-    print_footer(f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}")
+    print_footer(plural(len(rows), "row"))
 
 
 def _cell(value: Any) -> str:
@@ -132,15 +140,16 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-def _schema(found: Runs) -> dict[str, dict[str, str]]:
+def plain_rows(result: Result) -> list[dict[str, Any]]:
+    """The rows of a query as JSON-compatible values."""
+    return [_plain(row) for row in result.rows()]
+
+
+def described_tables(found: Runs) -> dict[str, dict[str, str]]:
     """The columns and types of each table."""
     nothing = found.filter(lambda info: False)
     described = {name: nothing.sql(f"DESCRIBE {name}").rows() for name in TABLES}
     return {name: {row["column_name"]: row["column_type"] for row in rows} for name, rows in described.items()}
-
-
-def _listed(schema: dict[str, dict[str, str]]) -> str:
-    return "\n".join(f"  {name}({', '.join(columns)})" for name, columns in schema.items())
 
 
 def _print_schema(schema: dict[str, dict[str, str]], kind: str) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from hookline._engine.defaults import ROOT_VARIABLE
 from hookline._engine.errors import MissingExtraError
 from hookline._record.terminal import terminal_console
 from hookline.cli.demo.quick import quick_demo
@@ -25,12 +26,12 @@ from hookline.cli.serve import PORT, UiPort
 from hookline.loops.summary import cost_table
 
 if TYPE_CHECKING:
-    from hookline.cli.demo.summary import ArmSummary, Gap, Summary
+    from hookline.cli.demo.study import ArmSummary, Gap, Summary
     from hookline.experiment import Experiment, ExperimentResult
 
 
 def introduce(out: Console, experiment: "Experiment", url: str, *, is_served: bool) -> None:
-    """Print what is trained, where it is recorded, and how to watch it."""
+    """Print the training's description, where it is recorded, and how to watch it."""
     from hookline.cli.demo.study import complete_runs
 
     complete = complete_runs(experiment)
@@ -43,7 +44,7 @@ def introduce(out: Console, experiment: "Experiment", url: str, *, is_served: bo
     where = relative_path(experiment.store.directory)
     resumed = f", resumed with {complete} of {len(experiment.plan())} runs complete" if complete else ""
     out.print(f"Recorded in {where}{resumed}.", soft_wrap=True)
-    page = f"{url}#/experiment?project={experiment.store.directory.name}"
+    page = f"{url}#/experiment?experiment={experiment.store.directory.name}"
     command = "" if is_served else f"hookline ui --root {where.parent}, then "
     out.print(f"To watch: {command}{page}\n", soft_wrap=True)
 
@@ -59,11 +60,19 @@ def print_summary(out: Console, summary: "Summary") -> None:
         out.print(line, soft_wrap=True)
     out.print("\nGreedy answers to held-out sums: the share that is correct", style="bold")
     for arm in summary.arms:
-        out.print(f"  {arm.arm}  {_stages_text(arm)}", soft_wrap=True)
+        stages = ", ".join(f"{value:.2f} after {stage}" for stage, value in arm.after_stages.items())
+        out.print(f"  {arm.arm}  {stages}", soft_wrap=True)
     out.print("\nCosts of hooks, all runs together", style="bold")
     out.print(cost_table(summary.costs))
     out.print(f"  together {summary.hook_share:.1%} of the runs' time\n")
-    _print_places(out, summary)
+    directory = relative_path(Path(summary.result.output_dir or "."))
+    for name, what in (
+        ("Record", f"{directory}, a directory for each run"),
+        ("Report", f"{directory / 'report.html'}"),
+        ("Page", f"hookline ui --root {directory.parent}"),
+        ("Runs", f"hookline runs list --root {directory.parent}"),
+    ):
+        out.print(f"{name:<7} {what}", soft_wrap=True)
 
 
 def _gap_text(gap: "Gap") -> str:
@@ -86,25 +95,10 @@ def _curve_lines(arms: "Sequence[ArmSummary]") -> list[str]:
     return [f"  {arm.arm}  reward {reward}    right {right}" for arm, reward, right in pairs]
 
 
-def _stages_text(arm: "ArmSummary") -> str:
-    return ", ".join(f"{value:.2f} after {stage}" for stage, value in arm.after_stages.items())
-
-
-def _print_places(out: Console, summary: "Summary") -> None:
-    directory = relative_path(Path(summary.result.output_dir or "."))
-    for name, what in (
-        ("Record", f"{directory}, a directory for each run"),
-        ("Report", f"{directory / 'report.html'}"),
-        ("Page", f"hookline ui --root {directory.parent}"),
-        ("Runs", f"hookline runs list --root {directory.parent}"),
-    ):
-        out.print(f"{name:<7} {what}", soft_wrap=True)
-
-
 RUN_FAILED = 1
 PACKAGES = ("torch", "transformers", "duckdb", "starlette", "uvicorn", "cloudpickle")
 
-Root = Annotated[Path, typer.Option(help="The directory of the runs.")]
+Root = Annotated[Path, typer.Option(envvar=ROOT_VARIABLE, help="The directory of the runs.")]
 Serve = Annotated[bool, typer.Option("--serve", help="Also serve the page, until Ctrl-C.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Run a bare loop instead, in seconds and without torch.")]
 Repeats = Annotated[int, typer.Option(min=1, help="The number of repeats of each arm.")]
@@ -130,7 +124,8 @@ def demo(
         with wrong_input(as_json=as_json):
             quick_demo(root, as_json=as_json)
         return
-    _require_packages()
+    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
+        raise MissingExtraError("hookline demo (unlike hookline demo --quick)", "hf,experiment,ui")
     from hookline.cli.demo.study import next_experiment
     from hookline.experiment import ProgressView
 
@@ -152,11 +147,6 @@ def demo(
                 threading.Event().wait()
 
 
-def _require_packages() -> None:
-    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
-        raise MissingExtraError("hookline demo (unlike hookline demo --quick)", "hf,experiment,ui")
-
-
 @contextlib.contextmanager
 def _served(root: Path, port: int) -> Any:
     from hookline.server import WebServer
@@ -167,8 +157,7 @@ def _served(root: Path, port: int) -> Any:
 
 def _report(out: Console, experiment: "Experiment", result: "ExperimentResult", *, as_json: bool) -> None:
     """Print the summary, or how to resume after a signal."""
-    from hookline.cli.demo.study import complete_runs
-    from hookline.cli.demo.summary import Summary
+    from hookline.cli.demo.study import Summary, complete_runs
 
     if experiment.stop_reason is not None:
         complete, runs = complete_runs(experiment), len(experiment.plan())

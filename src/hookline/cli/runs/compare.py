@@ -1,11 +1,11 @@
-"""``hookline runs compare``: the differences between runs in settings and metrics."""
+"""``hookline runs compare``: what differs between runs in settings, metrics, environment and code."""
 
-import time
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -13,24 +13,17 @@ from rich.text import Text
 from hookline._engine.costs import duration
 from hookline._engine.errors import OptionError
 from hookline._record.records import clean
-from hookline._record.terminal import one_line
+from hookline._record.terminal import one_line, printable
 from hookline.cli.output import AsJson, console, print_json, table, wrong_input
 from hookline.cli.runs.reference import Root, complete, locate, opened
-from hookline.cli.runs.text import (
-    Metric,
-    Outcome,
-    better_mode,
-    how_long,
-    main_metrics,
-    number,
-    outcomes,
-    seconds_of,
-    status_text,
-    steps_text,
-)
-from hookline.store.run_info import RunInfo
+from hookline.cli.runs.text import how_long, number, status_text
+from hookline.store.code_comparison import CodeComparison, FileDifference, compare_code, unified
+from hookline.store.comparison import ArmValue, ComparedMetric, ComparedRun, Comparison, Difference, compare_runs
+from hookline.store.outcomes import Metric, Outcome, outcomes
+from hookline.store.run_info import RunInfo, RunLocation
 
-_UNSET = object()
+_MAX_DIFFERENCES = 20
+_MAX_LINES = 40
 
 Compared = Annotated[
     list[str],
@@ -41,121 +34,104 @@ Compared = Annotated[
         autocompletion=complete,
     ),
 ]
-Results = dict[str, dict[Metric, Outcome]]
 
 
-def compare_command(given: Compared, *, root: Root = Path("runs"), as_json: AsJson = False) -> None:
-    """Compare runs: settings that differ, and each metric's last and best value beside those of the first run."""
+def compare_command(
+    given: Compared,
+    *,
+    code: Annotated[bool, typer.Option("--code", help="Print the whole difference of the code.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also list the settings, facts and packages that are the same.")
+    ] = False,
+    root: Root = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs with the first one: what differs in settings, environment and code, and their metrics.
+
+    Each metric is listed with its last and its best value, and, where several runs are repeats of an arm, with the mean
+    and the standard deviation of each arm. The code is compared file by file if the runs have the same commit.
+    """
     with wrong_input(as_json=as_json):
-        infos, results = _read(root, given)
+        chosen = _checked([locate(root, reference) for reference in given])
+        infos, comparison = _read(chosen, show_all=show_all)
+        codes = [compare_code(infos[0], info) for info in infos[1:]]
     if as_json:
-        print_json(_document(infos, results))
+        print_json(_document(infos, comparison, codes))
     else:
-        _print(console(), infos, results)
+        _print(console(), infos, comparison, codes, whole_code=code, show_all=show_all)
 
 
-def _read(root: Path, given: list[str]) -> tuple[list[RunInfo], Results]:
-    """The runs in the order given; they may have different roots."""
-    chosen = [locate(root, reference) for reference in given]
+def comparison_document(chosen: Sequence[RunLocation], *, show_all: bool = False) -> dict[str, Any]:
+    """The differences between runs, as JSON-compatible values.
+
+    Raises:
+        OptionError: There are fewer than two, or one twice.
+    """
+    infos, comparison = _read(_checked(chosen), show_all=show_all)
+    return _document(infos, comparison, [compare_code(infos[0], info) for info in infos[1:]])
+
+
+def _checked(chosen: Sequence[RunLocation]) -> Sequence[RunLocation]:
     if len(chosen) < 2 or len({place.directory for place in chosen}) < len(chosen):
-        raise OptionError(f"{' '.join(given)}: give two or more runs, each once.")
-    infos: list[RunInfo] = []
-    results: Results = {}
+        raise OptionError(f"{' '.join(place.id for place in chosen)}: give two or more runs, each once.")
+    return chosen
+
+
+def _read(chosen: Sequence[RunLocation], *, show_all: bool) -> tuple[list[RunInfo], Comparison]:
+    """The runs in the order given; they may have different roots."""
+    compared: list[tuple[RunInfo, dict[Metric, Outcome]]] = []
     for place in chosen:
         found = opened([place])
         info = found.latest()
-        infos.append(info)
-        results[str(info.directory)] = outcomes(found)[info.id]
-    return infos, results
+        compared.append((info, outcomes(found)[info.id]))
+    return [info for info, _ in compared], compare_runs(compared, everything=show_all)
 
 
-def flat(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a configuration with their dotted paths.
-
-    >>> list(flat({"train": {"lr": 0.1, "betas": [0.9, 0.99]}}))
-    [('train.lr', 0.1), ('train.betas', [0.9, 0.99])]
-    """
-    if isinstance(config, dict) and config:
-        for key, value in config.items():
-            yield from flat(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(config, list) and any(isinstance(item, dict | list) for item in config):
-        for index, value in enumerate(config):
-            yield from flat(value, f"{path}[{index}]")
-    elif config is not None or path:
-        yield path, config
-
-
-def differences(infos: list[RunInfo]) -> dict[str, list[Any]]:
-    """The settings that differ between runs; `_UNSET` if a run lacks one."""
-    configs = [dict(flat(info.config)) for info in infos]
-    paths = dict.fromkeys(path for config in configs for path in config)
-    values = {path: [config.get(path, _UNSET) for config in configs] for path in paths}
-    return {path: own for path, own in values.items() if any(a is not b and a != b for a, b in pairwise(own))}
-
-
-def _metrics(results: Results) -> list[Metric]:
-    found = dict.fromkeys(metric for own in results.values() for metric in own)
-    names = main_metrics(dict.fromkeys(metric.name for metric in found))
-    return sorted((m for m in found if m.name in names), key=lambda m: (names.index(m.name), m.axis))
-
-
-def _document(infos: list[RunInfo], results: Results) -> dict[str, Any]:
-    now = time.time()
+def _document(infos: list[RunInfo], found: Comparison, codes: list[CodeComparison]) -> dict[str, Any]:
+    names = ("id", "name", "status", "step", "seconds", "seconds_per_step")
     facts = [
-        {
-            "id": info.id,
-            "directory": str(info.directory),
-            "name": info.name,
-            "status": info.status,
-            "step": info.step,
-            "seconds": seconds_of(info, now),
-            "seconds_per_step": info.seconds_per_step,
-        }
-        for info in infos
+        {name: getattr(run, name) for name in names} | {"directory": str(info.directory)}
+        for run, info in zip(found.runs, infos, strict=True)
     ]
-    settings = {
-        path: [None if value is _UNSET else value for value in values] for path, values in differences(infos).items()
-    }
-    metrics = [_metric_document(metric, infos, results) for metric in _metrics(results)]
-    document: dict[str, Any] = clean({"runs": facts, "config": settings, "metrics": metrics})
+    arms = [msgspec.to_builtins(arm) for arm in found.arms]
+    document: dict[str, Any] = clean(
+        {
+            "runs": facts,
+            "arms": arms,
+            "config": {each.name: each.values for each in found.config},
+            "environment": {each.name: each.values for each in (*found.environment, *found.packages)},
+            "metrics": [msgspec.to_builtins(metric) for metric in found.metrics],
+            "code": [msgspec.to_builtins(each) for each in codes],
+        }
+    )
     return document
 
 
-def _metric_document(metric: Metric, infos: list[RunInfo], results: Results) -> dict[str, Any]:
-    mode = better_mode(metric.name)
-    own = [results[str(info.directory)].get(metric) for info in infos]
-    last = [None if outcome is None else outcome.last for outcome in own]
-    best = [None if outcome is None or mode is None else outcome.best(mode) for outcome in own]
-    return {
-        "name": metric.name,
-        "axis": metric.axis,
-        "better": mode,
-        "last": last,
-        "last_difference": _to_first(last),
-        "best": best,
-        "best_difference": _to_first(best),
-    }
-
-
-def _to_first(values: list[float | None]) -> list[float | None]:
-    first = values[0]
-    return [None if value is None or first is None else value - first for value in values]
-
-
-def _print(out: Console, infos: list[RunInfo], results: Results) -> None:
+def _print(
+    out: Console,
+    infos: list[RunInfo],
+    found: Comparison,
+    codes: list[CodeComparison],
+    *,
+    whole_code: bool,
+    show_all: bool,
+) -> None:
     labels = _labels(infos)
-    now = time.time()
     listing = table("", *labels, whole=("",))
-    listing.add_row("name", *(one_line(info.name) for info in infos))
-    listing.add_row("status", *(status_text(info.status) for info in infos))
-    listing.add_row("steps", *(steps_text(info) for info in infos))
-    listing.add_row("time", *(how_long(seconds_of(info, now)) for info in infos))
-    paces = [info.seconds_per_step for info in infos]
+    listing.add_row("name", *(one_line(run.name) for run in found.runs))
+    listing.add_row("status", *(status_text(run.status) for run in found.runs))
+    listing.add_row("steps", *map(_steps, found.runs))
+    listing.add_row("time", *(how_long(_float(run.seconds)) for run in found.runs))
+    paces = [_float(run.seconds_per_step) for run in found.runs]
     if any(paces):
         listing.add_row("time per step", *("-" if pace is None else duration(pace) for pace in paces))
     out.print(listing)
-    _print_settings(out, infos, labels)
-    _print_results(out, infos, results, labels)
+    _print_settings(out, infos, found, labels, show_all=show_all)
+    facts = [*found.environment, *found.packages]
+    _print_differences(out, "environment", facts, labels, most=len(facts) if show_all else _MAX_DIFFERENCES)
+    _print_metrics(out, found, labels)
+    for label, code in zip(labels[1:], codes, strict=True):
+        _print_code(out, code, labels[0], label, is_whole=whole_code)
 
 
 def _labels(infos: list[RunInfo]) -> list[str]:
@@ -167,42 +143,124 @@ def _labels(infos: list[RunInfo]) -> list[str]:
     return ids if len(set(ids)) == len(ids) else [one_line(info.directory) for info in infos]
 
 
-def _print_settings(out: Console, infos: list[RunInfo], labels: list[str]) -> None:
-    differ = differences(infos)
-    if not differ:
+def _steps(run: ComparedRun) -> str:
+    return f"{run.step:,}" if run.num_steps is None else f"{run.step:,}/{run.num_steps:,}"
+
+
+def _float(value: float | str | None) -> float | None:
+    """A number of a comparison, which are texts only in JSON."""
+    return value if isinstance(value, int | float) else None
+
+
+def _print_settings(
+    out: Console, infos: list[RunInfo], found: Comparison, labels: list[str], *, show_all: bool
+) -> None:
+    if not any(each.differs for each in found.config):
         without = [label for label, info in zip(labels, infos, strict=True) if info.config is None]
         reason = f" ({', '.join(without)}: none was recorded)" if without else ""
         out.print(f"The configuration is the same{reason}.", soft_wrap=True)
+    if found.config:
+        _print_differences(out, "setting" if show_all else "setting that differs", found.config, labels)
+
+
+def _print_differences(
+    out: Console, title: str, found: list[Difference], labels: list[str], most: int | None = None
+) -> None:
+    if not found:
         return
-    listing = table("setting that differs", *labels)
-    for path, values in differ.items():
-        listing.add_row(one_line(path), *("-" if value is _UNSET else one_line(value) for value in values))
+    listing = table(title if most is None else f"{title} that differs", *labels)
+    for each in islice(found, most):
+        values = ("-" if place in each.missing else one_line(value) for place, value in enumerate(each.values))
+        listing.add_row(one_line(each.name), *values)
     out.print(listing)
+    if most is not None and len(found) > most:
+        out.print(f"  {len(found) - most} more packages differ: use --all or --json", style="dim")
 
 
-def _print_results(out: Console, infos: list[RunInfo], results: Results, labels: list[str]) -> None:
-    metrics = _metrics(results)
-    if not metrics:
+def _print_metrics(out: Console, found: Comparison, labels: list[str]) -> None:
+    if not found.metrics:
         out.print("No metrics were recorded.")
         return
     listing = table("metric", "", *labels, numbers=labels)
-    for metric in metrics:
-        found = _metric_document(metric, infos, results)
-        mode: Literal["min", "max"] | None = found["better"]
-        listing.add_row(one_line(metric.label), "last", *_cells(found["last"], mode))
-        if mode is not None:
-            listing.add_row("", "best", *_cells(found["best"], mode))
+    for metric in found.metrics:
+        label = one_line(Metric(metric.name, metric.axis).label)
+        listing.add_row(label, "last", *_cells(metric.last, metric.last_difference, metric))
+        if metric.better is not None:
+            listing.add_row("", "best", *_cells(metric.best, metric.best_difference, metric))
     out.print(listing)
     out.print("In brackets: the difference from the first run; green is better, by the metric's name.", style="dim")
+    if found.arms:
+        _print_arms(out, found)
 
 
-def _cells(values: list[float | None], mode: Literal["min", "max"] | None) -> list[Text]:
-    differ = _to_first(values)
+def _cells(values: list[Any], differences: list[Any], metric: ComparedMetric) -> list[Text]:
     cells = [Text("-" if values[0] is None else number(values[0]))]
-    for value, more in zip(values[1:], differ[1:], strict=True):
+    for value, more in zip(values[1:], differences[1:], strict=True):
         if value is None or more is None:
             cells.append(Text("-" if value is None else number(value)))
-            continue
-        style = "" if mode is None or more == 0 else "green" if (more < 0) == (mode == "min") else "red"
-        cells.append(Text.assemble(number(value), (f" ({more:+.3g})", style)))
+        else:
+            cells.append(Text.assemble(number(value), (f" ({more:+.3g})", _style(more, metric))))
     return cells
+
+
+def _style(more: float, metric: ComparedMetric) -> Literal["", "green", "red"]:
+    if metric.better is None or more == 0:
+        return ""
+    return "green" if (more < 0) == (metric.better == "min") else "red"
+
+
+def _print_arms(out: Console, found: Comparison) -> None:
+    """The mean and the spread of each arm, where runs are repeats."""
+    names = [one_line(f"{arm.name} ({len(arm.runs)})") for arm in found.arms]
+    listing = table("mean over repeats", "", *names, numbers=names)
+    for metric in found.metrics:
+        rows = (("last", metric.arms), ("best", metric.best_arms))
+        shown = [(word, arms) for word, arms in rows if arms]
+        for place, (word, arms) in enumerate(shown):
+            label = "" if place else one_line(Metric(metric.name, metric.axis).label)
+            listing.add_row(label, word, *(_arm_cell(arm, metric) for arm in arms))
+    out.print(listing)
+    note = "±: the standard deviation over repeats. In brackets: the difference from the mean of the first arm."
+    out.print(note, style="dim")
+
+
+def _arm_cell(arm: ArmValue, metric: ComparedMetric) -> Text:
+    mean, std, more = _float(arm.mean), _float(arm.std), _float(arm.difference)
+    if mean is None:
+        return Text("-")
+    text = Text(number(mean) + ("" if std is None else f" ± {std:.2g}"))
+    if more is not None:
+        text.append(f" ({more:+.3g})", _style(more, metric))
+    return text
+
+
+def _print_code(out: Console, code: CodeComparison, first: str, label: str, *, is_whole: bool) -> None:
+    """The difference of the code of two runs; without ``--code`` its first lines."""
+    if not code.before.commit and not code.after.commit:
+        return
+    if not code.same_commit:
+        commits = " -> ".join(one_line(state.commit[:10]) or "unknown" for state in (code.before, code.after))
+        out.print(f"\nCode from {first} to {label}: commits {commits}", style="bold", soft_wrap=True, markup=False)
+        note = "git diff of these commits shows what lies between them. Below: changes that were not committed."
+        out.print(note, style="dim", soft_wrap=True)
+    elif not code.files:
+        return
+    else:
+        out.print(f"\nCode from {first} to {label}", style="bold", soft_wrap=True, markup=False)
+    for state in (code.before, code.after):
+        if state.problem:
+            out.print(f"{one_line(state.run)}: {one_line(state.problem)}", style="yellow", soft_wrap=True, markup=False)
+    lines = [line for file in code.files for line in _file_lines(file)]
+    for text, style in lines if is_whole else lines[:_MAX_LINES]:
+        out.print(Text(printable(text), style), soft_wrap=True)
+    if len(lines) > _MAX_LINES and not is_whole:
+        out.print(f"  {len(lines) - _MAX_LINES:,} more lines: use --code", style="dim")
+    if code.left_out:
+        out.print(f"  {code.left_out:,} more files differ.", style="dim")
+
+
+def _file_lines(file: FileDifference) -> list[tuple[str, str]]:
+    kinds = {"before": ", only in the first", "after": ", only in the second", "changed": ""}
+    what = kinds.get(file.kind, f", {file.kind}") + (", as changes against other commits" if file.is_patch else "")
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    return [(f"{file.path}{what}", "bold"), *((line, styles.get(line[:1], "")) for line in unified(file))]

@@ -1,11 +1,10 @@
 """``hookline runs list``: lists runs with their status, the latest first."""
 
-import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.cells import cell_len
@@ -27,6 +26,7 @@ from hookline.cli.output import (
 )
 from hookline.cli.runs.reference import Root
 from hookline.cli.runs.text import belongs_to, how_long, metrics_text, run_document, status_text, steps_text
+from hookline.store.filters import parse_filter
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs, runs
 
@@ -40,7 +40,6 @@ _LONGEST = 40
 """The largest width of an experiment or of tags."""
 _GAP = 3
 """The width between two columns of a table."""
-_UNLIMITED = 100_000
 
 Status = Annotated[
     list[str] | None,
@@ -61,12 +60,25 @@ def list_command(
     project: Annotated[str | None, typer.Option(help="Only runs of this project.")] = None,
     name: Annotated[str | None, typer.Option(help="Only runs of this name.")] = None,
     tag: Tags = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILTER",
+            help="Only runs that match, e.g. 'lr > 1e-4 and min(val/loss) < 1.5'.",
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="Sort by a field, e.g. 'min(val/loss)'; -FIELD sorts descending."),
+    ] = None,
+    archived: Annotated[bool, typer.Option("--archived", help="Also list archived runs.")] = False,
     latest: Latest = 50,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the latest first: status, step, age and last metrics."""
     with wrong_input(as_json=as_json):
-        found = runs(root).filter(status=status, experiment=experiment, project=project, name=name, tag=tag)
+        options = {"status": status, "experiment": experiment, "project": project, "name": name, "tag": tag}
+        found = matching_runs(root, where=where, sort=sort, archived=archived, **options)
     shown = found[:latest]
     more = len(found) - len(shown)
     if as_json:
@@ -74,13 +86,21 @@ def list_command(
     elif shown:
         _print(shown, more)
     else:
-        _print_none(found, is_filtered=any((status, experiment, project, name, tag)))
+        which = "no such runs" if any((status, experiment, project, name, tag, where)) else "no runs"
+        print_footer(f"There are {which} in {found.root}.")
+
+
+def matching_runs(root: Path, *, where: str | None, sort: str | None, archived: bool, **attributes: Any) -> Runs:
+    """The runs that match a filter and attributes, sorted; archived ones only if they are wanted."""
+    found = runs(root).filter(where, **attributes)
+    # A filter may name archived runs itself: --where 'archived = true'.
+    if not archived and (where is None or all(each.name != "archived" for each in parse_filter(where).fields)):
+        found = found.filter(lambda info: not info.archived)
+    return found if sort is None else found.sort(sort)
 
 
 def _print(shown: list[RunInfo], more: int) -> None:
     out = console()
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:  # a pipe has no width
-        out = console(width=_UNLIMITED)
     listing = _fitting(out, shown)
     if not sys.stdout.isatty():
         out = console(width=max(out.width, width_of(out, listing)))
@@ -171,8 +191,3 @@ def _metrics(out: Console, info: RunInfo, room: int) -> str:
             return shown
     name, _, value = metrics_text(info.metrics, 1).rpartition(" ")
     return f"{cut_front(out, name, room - cell_len(value) - 1)} {value}".strip()
-
-
-def _print_none(found: Runs, *, is_filtered: bool) -> None:
-    which = "no such runs" if is_filtered else "no runs"
-    print_footer(f"There are {which} in {found.root}.")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hookline._engine.defaults import ROOT_VARIABLE
 from hookline._engine.errors import UnknownNameError, closest
 from hookline._record.run_directory import METADATA
 from hookline.store.run_info import RunLocation, find_runs, read_facts
@@ -36,7 +37,7 @@ OptionalRuns = Annotated[
 OptionalRun = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help=_HELP, show_default=False, autocompletion=complete)
 ]
-Root = Annotated[Path, typer.Option(help="The directory of the runs.")]
+Root = Annotated[Path, typer.Option(envvar=ROOT_VARIABLE, help="The directory of the runs.")]
 
 
 def locate(root: Path, reference: str) -> RunLocation:

@@ -7,102 +7,50 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from hookline._engine.costs import duration
+from hookline._record.console_reader import CrashReport, crash_reports
 from hookline._record.delivery import SinkState
+from hookline._record.environment import Environment, read_environments, read_rank_environments
 from hookline._record.reader import EVERY_AXIS, MAIN, resumed_steps
 from hookline._record.records import BOOKKEEPING, Event, clean
-from hookline._record.terminal import one_line
-from hookline.cli.output import AsJson, console, indented, print_json, table, width_of, wrong_input
+from hookline._record.terminal import one_line, plural, printable
+from hookline.cli.output import AsJson, console, indented, print_facts, print_json, table, width_of, wrong_input
+from hookline.cli.runs.environment import environment_rows, rank_rows
+from hookline.cli.runs.log import terminal_text
+from hookline.cli.runs.media import summaries, summary_table
 from hookline.cli.runs.reference import Root, RunArgument, locate, opened
 from hookline.cli.runs.text import (
-    Metric,
-    Outcome,
     belongs_to,
-    better_mode,
     bytes_text,
     clock_text,
     how_long,
-    main_metrics,
     marks_for,
     number,
-    outcomes,
     run_document,
     seconds_of,
     sparkline,
     status_text,
     steps_text,
 )
-from hookline.loops import checkpoint
-from hookline.loops.checkpoint import is_file_path
 from hookline.store.index import sql_quote
+from hookline.store.outcomes import Metric, Outcome, better_mode, main_metrics, outcomes
+from hookline.store.run_contents import SavedCheckpoint, artifact_uses, saved_checkpoints
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs
 from hookline.store.series import Series
-
-FOLDER = "checkpoints"
-
-
-@dataclass(frozen=True, slots=True)
-class SavedCheckpoint:
-    """A checkpoint; ``damage`` describes what is wrong with it, if anything."""
-
-    path: Path
-    step: int | None
-    bytes: int
-    kind: str
-    damage: str | None
-
-
-def saved_checkpoints(run_dir: Path, *, digests: bool = False) -> list[SavedCheckpoint]:
-    """The checkpoints in a run's directory, by step, without links.
-
-    Args:
-        digests: Also compare the content of their files with the digests, which reads all of them.
-    """
-    folder = run_dir / FOLDER
-    if folder.is_symlink() or not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if _is_ours(path)]
-    described = (_described(path, digests=digests) for path in found)
-    return sorted(described, key=lambda saved: (saved.step or 0, saved.path.name))
-
-
-def _is_ours(path: Path) -> bool:
-    if path.name[0] == "." or path.is_symlink():
-        return False
-    if path.is_file():
-        return is_file_path(path)
-    return path.is_dir() and (checkpoint.is_checkpoint(path) or path.name.startswith("step-"))
-
-
-def _described(path: Path, *, digests: bool) -> SavedCheckpoint:
-    facts: Any = {}
-    try:
-        facts = json.loads((path / checkpoint.MANIFEST_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        facts = {}
-    known = facts if isinstance(facts, dict) else {}
-    step = known.get("step")
-    files = [path] if path.is_file() else path.rglob("*")
-    size = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
-    return SavedCheckpoint(
-        path,
-        step if isinstance(step, int) else None,
-        size,
-        str(known.get("kind", "")),
-        checkpoint.damage_of(path, digests=digests),
-    )
-
 
 _WIDTH = 40
 """The width of a curve in characters."""
 _CURVES = 8
 _EVENTS = 10
+_LAST_LINES = 10
+_BAD_ENDS = ("failed", "killed", "stopped")
 _KEPT_EVENTS = 100
 """How many events the JSON document has."""
 _LEFT_OUT = ("heartbeat", "eval", *sorted(BOOKKEEPING))
@@ -122,15 +70,17 @@ class _View:
     order: list[dict[str, Any]]
     events: list[dict[str, Any]]
     event_count: int
+    media: list[dict[str, Any]]
     checkpoints: list[SavedCheckpoint]
+    artifacts: list[dict[str, Any]]
     sinks: list[SinkState]
+    failures: list[CrashReport]
 
 
 def show_command(run: RunArgument, *, root: Root = Path("runs"), as_json: AsJson = False) -> None:
-    """Show one run: status, settings, summary, curves, metrics, checkpoints, hook costs, sinks, events, problems."""
+    """Show a run: status, settings, summary, metrics, media, checkpoints, artifacts, hooks, sinks, events, problems."""
     with wrong_input(as_json=as_json):
-        found = opened([locate(root, run)])
-        view = _view(found)
+        view = _view(opened([locate(root, run)]))
     if as_json:
         print_json(_document(view))
     else:
@@ -142,27 +92,30 @@ def _view(found: Runs) -> _View:
     info = found.refresh().latest()  # damage inside files is known once they are read
     results = outcomes(found)[info.id]
     first = main_metrics(dict.fromkeys(metric.name for metric in results))[:_CURVES]
-    curves = found.series(first, max_points=_WIDTH) if first else []
+    curves = [curve for curve in found.series(first, max_points=_WIDTH) if curve.points > 1] if first else []
     recent = found.sql(_RECENT, limit=_KEPT_EVENTS)
     events = recent.rows()[::-1]
     count = recent.total() if len(events) == _KEPT_EVENTS else len(events)
     return _View(
         info=info,
         outcomes=results,
-        curves=_in_order(curves, first),
+        curves=sorted(curves, key=lambda curve: (first.index(curve.name), curve.axis)),
         hooks=found.hooks().rows(),
         hook_errors=found.hook_errors().rows(),
         order=[row | {"moments": _moments(row["moments"])} for row in found.hook_order()],
         events=events,
         event_count=count,
+        media=summaries(found),
         checkpoints=saved_checkpoints(info.directory),
+        artifacts=artifact_uses(found, info),
         sinks=info.sinks(),
+        failures=failures_of(info),
     )
 
 
-def _in_order(curves: list[Series], names: list[str]) -> list[Series]:
-    drawn = [curve for curve in curves if curve.points > 1]
-    return sorted(drawn, key=lambda curve: (names.index(curve.name), curve.axis))
+def show_document(found: Runs) -> dict[str, Any]:
+    """Everything about a run as JSON-compatible values."""
+    return _document(_view(found))
 
 
 def _document(view: _View) -> dict[str, Any]:
@@ -171,13 +124,18 @@ def _document(view: _View) -> dict[str, Any]:
     document = {
         **run_document(view.info),
         "facts": view.info.facts,
+        "environments": [msgspec.to_builtins(each) for each in read_environments(view.info.directory)],
+        "ranks": [msgspec.to_builtins(each) for each in read_rank_environments(view.info.directory)],
         "results": results,
+        "media": view.media,
         "checkpoints": [asdict(saved) | {"path": str(saved.path)} for saved in view.checkpoints],
+        "artifacts": view.artifacts,
         "hooks": view.hooks,
         "hook_errors": view.hook_errors,
         "order": view.order,
         "sinks": [asdict(state) for state in view.sinks],
         "events": events,
+        "failures": [msgspec.to_builtins(report) for report in view.failures],
     }
     cleaned: dict[str, Any] = clean(document)
     return cleaned
@@ -185,12 +143,19 @@ def _document(view: _View) -> dict[str, Any]:
 
 def _print(out: Console, view: _View) -> None:
     _print_head(out, view.info)
+    _print_failures(out, view.failures)
+    if any(not report.is_interrupt for report in view.failures):
+        out.print()
     _print_facts(out, view.info)
     _print_tree(out, "Configuration", view.info.config)
     _print_tree(out, "Summary", view.info.summary)
     _print_curves(out, view)
     _print_metrics(out, view)
+    if view.media:
+        out.print("\nMedia", style="bold")
+        out.print(summary_table(view.media))
     _print_checkpoints(out, view.checkpoints)
+    _print_artifacts(out, view.artifacts)
     _print_hooks(out, view)
     _print_order(out, view.order)
     _print_sinks(out, view)
@@ -212,9 +177,36 @@ def _print_head(out: Console, info: RunInfo) -> None:
         out.print(indented(one_line(info.message)), style="red" if info.status == "failed" else "yellow")
 
 
+def failures_of(info: RunInfo) -> list[CrashReport]:
+    """Why a run that did not end well failed; one that was resumed since may have failed earlier."""
+    return crash_reports(info.directory) if info.status in _BAD_ENDS else []
+
+
+def _print_failures(out: Console, failures: list[CrashReport]) -> None:
+    for report in failures:
+        if report.is_interrupt:
+            where = f" at {report.place.get('file')}:{report.place.get('line')}" if report.place else ""
+            out.print(indented(one_line(f"interrupted by {report.type}{where}")), style="yellow")
+            continue
+        title = "\nFailure" if report.rank == 0 else f"\nFailure of rank {report.rank}"
+        out.print(title, style="bold red")
+        for line in report.traceback.rstrip().split("\n"):
+            out.print(Text(f"  {printable(line)}"), soft_wrap=True)
+        if report.console:
+            lines = report.console[-_LAST_LINES:]
+            out.print(
+                "\nThe last line before it" if len(lines) == 1 else f"\nThe last {len(lines)} lines before it",
+                style="bold",
+            )
+            for line in lines:
+                out.print(Text(f"  {terminal_text(line, 'plain')}", style="dim"), soft_wrap=True)
+
+
 def _print_facts(out: Console, info: RunInfo) -> None:
     facts = info.facts
     command, git, packages = facts.get("command"), facts.get("git"), facts.get("packages")
+    environment = next(reversed(read_environments(info.directory)), Environment())
+    installed = f" ({len(environment.packages)} installed)" if environment.packages else ""
     rows = {
         "run": info.id,
         "directory": info.directory,
@@ -226,24 +218,26 @@ def _print_facts(out: Console, info: RunInfo) -> None:
         "in": facts.get("cwd") or "",
         "git": _git_text(git),
         "python": facts.get("python") or "",
-        "packages": ", ".join(f"{name} {version}" for name, version in packages.items())
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items()) + installed
         if isinstance(packages, dict)
         else "",
+        **environment_rows(environment),
+        **rank_rows(read_rank_environments(info.directory)),
     }
-    for name, value in rows.items():
-        if value:
-            out.print(Text.assemble((f"  {name:<11}", "dim"), one_line(value)), soft_wrap=True)
+    print_facts(out, rows.items())
 
 
 def _git_text(git: Any) -> str:
     if not isinstance(git, dict) or not git.get("commit"):
         return ""
-    return f"{git['commit']}{' and changes in git.diff' if git.get('changed') else ''}"
+    branch = f" ({git['branch']})" if git.get("branch") else ""
+    return f"{git['commit']}{branch}{' and changes in git.diff' if git.get('changed') else ''}"
 
 
 def _print_tree(out: Console, title: str, values: Any) -> None:
     if values in (None, {}, []):
         return
+    out.print()
     out.print(_branch(Tree(Text(title, style="bold"), guide_style="dim"), values))
 
 
@@ -308,6 +302,19 @@ def _print_checkpoints(out: Console, saved: list[SavedCheckpoint]) -> None:
     for one in saved:
         state = (f"damaged: {one.damage}", "red") if one.damage else ("intact", "green")
         out.print(Text.assemble(f"  {one_line(one.path.name)}  {bytes_text(one.bytes)}  ", state), soft_wrap=True)
+
+
+def _print_artifacts(out: Console, artifacts: list[dict[str, Any]]) -> None:
+    if not artifacts:
+        return
+    count = len(artifacts)
+    out.print(f"\nArtifacts{f' (the last {_EVENTS} of {count:,})' if count > _EVENTS else ''}", style="bold")
+    for each in artifacts[-_EVENTS:]:
+        name = one_line(f"{each['artifact']}:{each['version']}")
+        out.print(
+            Text.assemble((f"  {each['role']:<5}  ", "dim"), name, (f"  {one_line(each['kind'])}", "dim")),
+            soft_wrap=True,
+        )
 
 
 def _print_hooks(out: Console, view: _View) -> None:
@@ -385,7 +392,7 @@ def _print_sinks(out: Console, view: _View) -> None:
         colour = {"ok": "green", "lagging": "yellow"}.get(state.status, "red")
         waits = f", {bytes_text(state.behind_bytes)} wait" if state.behind_bytes else ""
         line = Text.assemble(
-            f"  {one_line(state.name)}  ", (state.status, colour), f"  {state.delivered:,} records{waits}"
+            f"  {one_line(state.name)}  ", (state.status, colour), f"  {plural(state.delivered, 'record')}{waits}"
         )
         out.print(line, soft_wrap=True)
         if state.error:
@@ -400,14 +407,14 @@ def _print_events(out: Console, events: list[dict[str, Any]], count: int) -> Non
     out.print(f"\nEvents{f' (the last {_EVENTS} of {count:,})' if count > _EVENTS else ''}", style="bold")
     for event in events[-_EVENTS:]:
         step = "" if event["step"] is None else f"  step {event['step']:,}"
-        name, said = _event_words(event)
+        name, details = _event_words(event)
         style = "bold red" if any(word in event["name"] for word in _LOUD) else ""
         when = f"  {clock_text(event['time'])}{step}  "
-        out.print(Text.assemble((when, "dim"), (one_line(name), style), f"  {one_line(said)}"), soft_wrap=True)
+        out.print(Text.assemble((when, "dim"), (one_line(name), style), f"  {one_line(details)}"), soft_wrap=True)
 
 
 def _event_words(event: dict[str, Any]) -> tuple[str, str]:
-    """An event's name and what it says; of a resume, where it went on."""
+    """An event's name and text; for a resume, the steps it continues from."""
     data = json.loads(event["data"])
     is_mark = event["name"] == "resume" and isinstance(data, dict)
     steps = resumed_steps(Event(name="resume", data=data)) if is_mark else {}

@@ -22,8 +22,9 @@ from hookline._record.records import Event, LogLine, Metrics, Sample, Status
 from hookline._record.terminal import one_line, printable_json
 from hookline.cli.output import console, wrong_input
 from hookline.cli.runs.reference import LATEST, Root, complete, locate
-from hookline.cli.runs.text import STATUS_STYLES, main_metrics, number
+from hookline.cli.runs.text import STATUS_STYLES, number
 from hookline.store.journal_files import regular_journal_files
+from hookline.store.outcomes import main_metrics
 from hookline.store.run_info import RunLocation, read_facts
 from hookline.store.run_summary import Liveness, summarize
 
@@ -124,7 +125,7 @@ def following(
 
 
 class _Choice:
-    """What is to be shown."""
+    """Selects the records to show."""
 
     def __init__(self, metrics: list[str], *, samples: bool, events: bool) -> None:
         self._metrics, self._samples, self._events = metrics, samples, events

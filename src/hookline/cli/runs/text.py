@@ -1,22 +1,19 @@
 """Text for runs on a terminal: statuses, values, times, sizes, metrics and sparklines.
 
-Recorded text is never trusted: control characters are escaped. `outcomes` queries each metric's last, smallest and
-largest value.
+Recorded text is never trusted: control characters are escaped.
 """
 
 import math
-import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from rich.text import Text
 
 from hookline._record.records import clean
 from hookline._record.terminal import one_line
-from hookline.callbacks.monitoring import direction
+from hookline.store.outcomes import main_metrics, outcomes
 from hookline.store.run_info import RunInfo
 from hookline.store.runs import Runs
 
@@ -28,9 +25,6 @@ STATUS_STYLES = {
     "failed": "bold red",
     "killed": "bold red",
 }
-_HIDDEN = re.compile(r"^([a-z_]+\d+/)?(hooks|system|memory)/")
-"""Metrics about the machine, of the main writer or another one, e.g. ``rank1``."""
-_FIRST = ("loss", "reward", "accuracy", "acc", "score", "return", "perplexity")
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
@@ -101,17 +95,6 @@ def belongs_to(info: RunInfo) -> str:
     return "/".join(one_line(part) for part in (info.experiment, info.arm or info.group) if part)
 
 
-def main_metrics(names: Iterable[str]) -> list[str]:
-    """Metric names, the most interesting first, without those about the machine."""
-    shown = [name for name in names if not _HIDDEN.search(name)]
-    return sorted(shown, key=lambda name: (_rank(name), name.count("/"), name))
-
-
-def _rank(name: str) -> int:
-    words = re.split(r"[/_.-]", name.lower())
-    return next((place for place, word in enumerate(_FIRST) if word in words or f"{word}s" in words), len(_FIRST))
-
-
 def metrics_text(metrics: dict[str, Any], count: int) -> str:
     """The first few metrics with their values."""
     names = main_metrics(name for name, value in metrics.items() if isinstance(value, int | float))[:count]
@@ -120,63 +103,9 @@ def metrics_text(metrics: dict[str, Any], count: int) -> str:
 
 def run_document(info: RunInfo) -> dict[str, Any]:
     """A run's information as JSON-compatible values."""
-    fields = {name: getattr(info, name) for name in info.__slots__ if name not in ("facts", "directory")}
+    fields = {name: getattr(info, name) for name in info.__slots__ if name not in ("facts", "directory", "records")}
     document: dict[str, Any] = clean(fields | {"directory": str(info.directory)})
     return document
-
-
-_SMALLER = re.compile(r"(^|[/_.-])(loss|error|perplexity|ppl|nll|mse|mae|rmse|wer|cer|kl)([/_.-]|$)", re.IGNORECASE)
-_QUERY = """
-SELECT run, name, axis, last(value ORDER BY step, recorded) AS last, max(step) AS step,
-    min(value) FILTER (isfinite(value)) AS least, max(value) FILTER (isfinite(value)) AS largest, count(*) AS points
-FROM metrics_in_order WHERE value IS NOT NULL GROUP BY ALL ORDER BY run, name, axis
-"""
-
-
-class Metric(NamedTuple):
-    """A metric on its axis."""
-
-    name: str
-    axis: str
-
-    @property
-    def label(self) -> str:
-        """The name, with the axis unless it is ``train``."""
-        return self.name if self.axis == "train" else f"{self.name} ({self.axis})"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The last value of a run's metric, and the smallest and largest finite ones."""
-
-    last: float
-    step: int
-    least: float | None
-    largest: float | None
-    points: int
-
-    def best(self, better: Literal["min", "max"]) -> float | None:
-        """The best value."""
-        return self.least if better == "min" else self.largest
-
-
-def outcomes(found: Runs) -> dict[str, dict[Metric, Outcome]]:
-    """The outcome of each metric, by run."""
-    made: dict[str, dict[Metric, Outcome]] = {info.id: {} for info in found}
-    for row in found.sql(_QUERY, timeout_seconds=None):
-        values = row["last"], row["step"], row["least"], row["largest"], row["points"]
-        made[row["run"]][Metric(row["name"], row["axis"])] = Outcome(*values)
-    return made
-
-
-def better_mode(name: str) -> Literal["min", "max"] | None:
-    """Whether smaller or larger values are better; None if the name does not tell.
-
-    >>> better_mode("val/loss"), better_mode("reward"), better_mode("learning_rate")
-    ('min', 'max', None)
-    """
-    mode = direction(name, None)
-    return mode if mode == "max" or _SMALLER.search(name) else None
 
 
 def best_by(found: Runs, name: str, mode: Literal["min", "max"]) -> Mapping[str, float]:

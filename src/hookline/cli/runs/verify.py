@@ -1,12 +1,16 @@
 """``hookline runs verify``: checks that the record of runs is complete, and explains what is not.
 
-First every line of every journal file is read (`_scan`): its checksum and line number, and the digest of the file.
+First every line of every journal file is read (`_scan`): its checksum and line number, and the digest of the file; of
+a compressed file also every frame.
 Then a sequence of checks, listed in `verify`, compares that with the digests noted when files were completed, with the
-checkpoints, the run's status and its sinks. Each check yields `Finding`s: damage, or a note that is only worth
-knowing. Records of version 0.1 have neither checksums nor digests, so only the form of their lines and the sizes of
-their files are checked. Nothing is changed.
+stored files of images, tables, other media and the code, with the checkpoints, the run's status and its sinks. Each
+check yields `Finding`s: damage, or a note that is only worth knowing. Console lines are checked in the same way, except
+that the files between the first and the last ones may be gone: they are removed to bound the size. Records of version
+0.1 have neither checksums nor digests, so only the form of their lines and the sizes of their files are checked.
+Nothing is changed, except that leftover console files are redacted.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -19,18 +23,23 @@ from rich.console import Console
 from rich.text import Text
 
 from hookline._record import run_directory
+from hookline._record.blobs import blob_problem
+from hookline._record.console import HEAD_FILES, TAIL_FILES
+from hookline._record.console_rest import redact_leftovers
 from hookline._record.delivery import sink_states
 from hookline._record.delivery_manager import find_lost_outputs
-from hookline._record.reader import DELIVERY_WRITER, LineNumbers, count_missing_lines, read_lines
-from hookline._record.records import DamagedLineError, Event, decode_numbered
-from hookline._record.segment import DIGESTS, JournalFile, irregular_files, recorded_digests
-from hookline._record.terminal import one_line
+from hookline._record.environment import ENVIRONMENT, read_environments
+from hookline._record.reader import CONSOLE, DELIVERY_WRITER, JOURNAL, LineNumbers, count_missing_lines, read_lines
+from hookline._record.records import DamagedLineError, Event, Media, TableRows, decode_numbered
+from hookline._record.seekable import SUFFIX, CompressedFile, DamagedFrame
+from hookline._record.segment import DIGESTS, JournalFile, irregular_files, open_journal, recorded_digests
+from hookline._record.terminal import one_line, plural
 from hookline.cli.output import AsJson, console, indented, print_json, wrong_input
 from hookline.cli.runs.reference import OptionalRuns, Root, all_places, locate
-from hookline.cli.runs.show import FOLDER, saved_checkpoints
 from hookline.cli.runs.text import bytes_text
 from hookline.loops.checkpoint import damage_of, is_checkpoint, is_file_path, recorded_lines
 from hookline.store.journal_files import byte_at, regular_journal_files, trailing_data
+from hookline.store.run_contents import FOLDER, saved_checkpoints
 from hookline.store.run_info import RunLocation, read_facts
 from hookline.store.run_summary import Liveness, RunSummary, last_contact, summarize
 
@@ -89,10 +98,12 @@ def verify_command(given: OptionalRuns = None, *, root: Root = Path("runs"), as_
 
 
 def verify(place: RunLocation) -> Verdict:
-    """Read everything that a run recorded, and report damage."""
+    """Read everything that a run recorded, and report damage.
+
+    Nothing is changed, except that secrets in what killed processes printed last are redacted.
+    """
     found = [*regular_journal_files(place.journal), *irregular_files(place.journal)]
-    numbers: dict[str, _LineNumbers] = {}
-    scans = {file: _scan(file, numbers.setdefault(file.writer, _LineNumbers())) for file in found}
+    scans = _scan_all(found)
     digests, damaged_digests = recorded_digests(place.journal)
     summary = summarize([file for file, scan in scans.items() if not scan.error])
     is_live = _is_live(summary, place)
@@ -102,6 +113,8 @@ def verify(place: RunLocation) -> Verdict:
         *_check_files(scans, is_live=is_live, was_killed=not summary.has_ended),
         *_check_digests(digests, damaged_digests, scans),
         *_check_lost_records(scans.values()),
+        *_check_blobs(place.directory, scans.values()),
+        *_check_console(place.directory, is_live=is_live, was_killed=not summary.has_ended),
         *_check_checkpoints(place.directory),
     ]
     if last_contact(place.directory) is None:  # the paths in a received journal are another machine's
@@ -137,6 +150,8 @@ class _Scan:
     missing: list[tuple[int, int]] = field(default_factory=list)
     not_records: int = 0
     first_bad_line: int = 0
+    frames: list[DamagedFrame] = field(default_factory=list)
+    """The frames of a compressed file that cannot be read."""
     without_number: int = 0
     first_without_number: int = 0
     with_number: int = 0
@@ -146,6 +161,8 @@ class _Scan:
     digest: str = ""
     checkpoints: list[Path] = field(default_factory=list)
     """The checkpoints that were saved, according to its records."""
+    blobs: dict[str, tuple[int | None, str]] = field(default_factory=dict)
+    """The stored files that its records refer to: digest, size, and the name they were logged under."""
 
     @property
     def is_mixed(self) -> bool:
@@ -157,6 +174,7 @@ class _Scan:
         """Whether its lines show damage."""
         return bool(
             self.holes
+            or self.frames
             or self.damaged
             or self.repeated
             or self.missing
@@ -196,10 +214,17 @@ class _LineNumbers:
         self.unreadable = 0
 
 
+def _scan_all(files: Iterable[JournalFile]) -> dict[JournalFile, _Scan]:
+    numbers: dict[str, _LineNumbers] = {}
+    return {file: _scan(file, numbers.setdefault(file.writer, _LineNumbers())) for file in files}
+
+
 def _scan(file: JournalFile, numbers: _LineNumbers) -> _Scan:
     scan, digest = _Scan(), hashlib.sha256()
     numbers.begin(file)
     try:
+        scan.frames = _damaged_frames(file)
+        frames = {frame.offset for frame in scan.frames}
         for count, (line, end) in enumerate(read_lines(file.path), start=1):
             scan.end = end
             digest.update(line + b"\n")
@@ -210,6 +235,8 @@ def _scan(file: JournalFile, numbers: _LineNumbers) -> _Scan:
                 numbers.unreadable += 1
                 continue
             except msgspec.DecodeError:
+                if end - len(line) - 1 in frames:  # a damaged frame, which is reported as such
+                    continue
                 if not line.strip() and byte_at(file.path, end - 1) == b"\0":
                     scan.holes.append(end - len(line) - 1)
                     continue
@@ -219,6 +246,8 @@ def _scan(file: JournalFile, numbers: _LineNumbers) -> _Scan:
                 continue
             numbers.add(number, count, scan)
             scan.records += 1
+            if isinstance(record, Media | TableRows):
+                scan.blobs |= {digest: (size, record.name) for digest, size in _blobs_in(msgspec.to_builtins(record))}
             if isinstance(record, Event) and record.name == "checkpoint":
                 scan.checkpoints.append(Path(str(record.data.get("path"))))
             if isinstance(record, Event) and record.name == "records_lost":
@@ -228,6 +257,12 @@ def _scan(file: JournalFile, numbers: _LineNumbers) -> _Scan:
         scan.error = error.strerror or str(error)
     scan.digest = digest.hexdigest()
     return scan
+
+
+def _damaged_frames(file: JournalFile) -> list[DamagedFrame]:
+    with contextlib.suppress(FileNotFoundError), open_journal(file.path) as opened:
+        return list(opened.damage()) if isinstance(opened, CompressedFile) else []
+    return []
 
 
 def _check_facts(place: RunLocation) -> Iterator[Finding]:
@@ -270,10 +305,12 @@ def _check_missing_files(found: list[JournalFile], digests: dict[str, str]) -> I
         )
 
 
-def _check_files(scans: dict[JournalFile, _Scan], *, is_live: bool, was_killed: bool) -> Iterator[Finding]:
+def _check_files(
+    scans: dict[JournalFile, _Scan], folder: str = JOURNAL, *, is_live: bool, was_killed: bool
+) -> Iterator[Finding]:
     last = {file.writer: file for file in scans}
     for file, scan in scans.items():
-        name = f"journal/{file.path.name}"
+        name = f"{folder}/{file.path.name}"
         if scan.error:
             yield Finding(
                 "damage",
@@ -295,6 +332,15 @@ def _check_lines(name: str, scan: _Scan) -> Iterator[Finding]:
             f"{name} has a hole at byte {_listed([f'{offset:,}' for offset in scan.holes])}",
             "Zeros have replaced lines; all other lines are shown. The machine lost power, the file was truncated "
             "while it was written, or a copy is incomplete.",
+            "Restore the file from a copy.",
+        )
+    if scan.frames:
+        found = [f"{frame.offset:,} ({frame.problem})" for frame in scan.frames]
+        yield Finding(
+            "damage",
+            f"{name}{SUFFIX}: the compressed data cannot be read at byte {_listed(found)}",
+            f"{sum(frame.size for frame in scan.frames):,} bytes of lines are left out of every view; all other lines "
+            "are shown. The disk or a copy is faulty.",
             "Restore the file from a copy.",
         )
     if scan.damaged:
@@ -321,9 +367,10 @@ def _check_lines(name: str, scan: _Scan) -> Iterator[Finding]:
             "Restore the file from a copy.",
         )
     if scan.is_mixed:
+        lines = plural(scan.without_number, "line")
         yield Finding(
             "damage",
-            f"{name}: {scan.without_number:,} lines without a checksum, first line {scan.first_without_number:,}",
+            f"{name}: {lines} without a checksum, first line {scan.first_without_number:,}",
             "The other lines have one: these were not written by hookline, or their checksums were removed.",
             "Compare the file with a copy.",
         )
@@ -334,7 +381,7 @@ def _check_lines(name: str, scan: _Scan) -> Iterator[Finding]:
             "damage",
             f"{name} has {lines}, first line {scan.first_bad_line:,}",
             "They are left out of every view: pieces left by a full disk, or changed bytes. All other lines are shown.",
-            "Nothing needs to be done; look at the line to see what it was.",
+            "Nothing needs to be done; see the line for its content.",
         )
 
 
@@ -373,7 +420,10 @@ def _listed(found: list[str]) -> str:
 
 
 def _check_digests(
-    digests: dict[str, str], damaged_digests: Iterable[str], scans: dict[JournalFile, _Scan]
+    digests: dict[str, str],
+    damaged_digests: Iterable[str],
+    scans: dict[JournalFile, _Scan],
+    folder: str = JOURNAL,
 ) -> Iterator[Finding]:
     """Complete files that changed although their lines do not show it."""
     for file, scan in scans.items():
@@ -381,7 +431,7 @@ def _check_digests(
         if digest is not None and digest != scan.digest and not scan.is_damaged:
             yield Finding(
                 "damage",
-                f"journal/{file.path.name} changed since it was complete: its SHA-256 is not the one noted then, in "
+                f"{folder}/{file.path.name} changed since it was complete: its SHA-256 is not the one noted then, in "
                 f"{file.writer}{DIGESTS}",
                 "Lines at its end are missing, or were added or changed together with their checksums.",
                 "Restore the file from a copy.",
@@ -389,7 +439,7 @@ def _check_digests(
     for name in damaged_digests:
         yield Finding(
             "damage",
-            f"journal/{name} has lines that are not digests",
+            f"{folder}/{name} has lines that are not digests",
             "Files whose digests cannot be read are checked only by the checksums of their lines.",
             "Restore the file from a copy, or delete it.",
         )
@@ -400,11 +450,79 @@ def _check_lost_records(scans: Iterable[_Scan]) -> Iterator[Finding]:
     if lost:
         yield Finding(
             "damage",
-            f"{lost:,} records could not be written",
+            f"{plural(lost, 'record')} could not be written",
             "The disk was full for a while, or a journal file was truncated or removed while it was written; training "
             "continued, and those records are lost.",
             "If the disk is full, free some space first: hookline runs delete --dry-run --older-than 30d",
         )
+
+
+def _blobs_in(value: object) -> Iterator[tuple[str, int | None]]:
+    """The digest and the size of every stored file that a record refers to, at any depth."""
+    if isinstance(value, dict):
+        digest, size = value.get("blob"), value.get("size")
+        if isinstance(digest, str) and digest:
+            yield digest, size if isinstance(size, int) else None
+        for item in value.values():
+            yield from _blobs_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _blobs_in(item)
+
+
+def _check_blobs(run_dir: Path, scans: Iterable[_Scan]) -> Iterator[Finding]:
+    """Stored files that are missing or damaged: of media and tables by the names they were logged under, of code."""
+    damaged: dict[tuple[str, str], int] = {}
+    code = (each for environment in read_environments(run_dir) for each in _blobs_in(environment.git))
+    blobs: dict[str, tuple[int | None, str]] = {digest: (size, ENVIRONMENT) for digest, size in code}
+    for scan in scans:
+        blobs |= scan.blobs
+    for digest, (size, name) in blobs.items():
+        problem = blob_problem(run_dir, digest, size)
+        if problem:
+            damaged[name, problem] = damaged.get((name, problem), 0) + 1
+    for (name, problem), count in damaged.items():
+        files = "one of its files" if count == 1 else f"each of {count:,} of its files"
+        yield Finding(
+            "damage",
+            f"{name!r}: {files} {problem}",
+            "It is not shown. Everything else that was recorded is.",
+            "Restore it from a copy of the root"
+            + (
+                "; git.diff in the run's directory may have the changes."
+                if name == ENVIRONMENT
+                else ", or log it again."
+            ),
+        )
+
+
+def _check_console(run_dir: Path, *, is_live: bool, was_killed: bool) -> Iterator[Finding]:
+    """Console lines; a run that printed nothing has none."""
+    directory = run_dir / CONSOLE
+    if directory.is_symlink():
+        return
+    redact_leftovers(run_dir)
+    found = [*regular_journal_files(directory), *irregular_files(directory)]
+    scans = {
+        file: scan
+        for file, scan in _scan_all(found).items()
+        if not (is_live and scan.error and not file.path.exists())  # removed meanwhile
+    }
+    yield from _check_files(scans, CONSOLE, is_live=is_live, was_killed=was_killed)
+    yield from _check_digests(*recorded_digests(directory), scans, CONSOLE)
+    if is_live or last_contact(run_dir) is not None:  # those that were removed before they were sent never arrive
+        return
+    names = {file.path.name for file in found}
+    for writer, newest in {file.writer: file.number for file in found}.items():
+        kept = {*range(min(HEAD_FILES, newest)), *range(max(0, newest - TAIL_FILES + 1), newest)}
+        for name in [f"{writer}-{number:06d}.jsonl" for number in sorted(kept)]:
+            if name not in names:
+                yield Finding(
+                    "damage",
+                    f"{CONSOLE}/{name} is missing",
+                    "Its lines are not shown; those before and after it are. Metrics are not affected.",
+                    "Restore the file from a copy.",
+                )
 
 
 def _check_checkpoints(run_dir: Path) -> Iterator[Finding]:
@@ -488,11 +606,23 @@ def _check_sinks(run_dir: Path) -> Iterator[Finding]:
                 f"Deliver them: hookline runs sync {run_dir}",
             )
         if state.left_out:
+            were = "was" if state.left_out == 1 else "were"
             yield Finding(
                 "note",
-                f"{state.left_out:,} metric values were not accepted by {state.name}",
-                "They are in the journal. The server limits the number of metric names per row and per run.",
-                "Use fewer names, e.g. one name with values over steps instead of a name for each step.",
+                f"{plural(state.left_out, 'value')} {were} left out of {state.name}",
+                "The run has them. Servers limit the number of names; trackers do not show all kinds of media.",
+                "For metrics use fewer names, e.g. one name with values over steps instead of a name for each step.",
+            )
+        if state.blobs_left_out:
+            is_one = state.blobs_left_out == 1
+            are = "image, file, other blob or artifact is" if is_one else "images, files, other blobs or artifacts are"
+            yield Finding(
+                "note",
+                f"{state.blobs_left_out:,} {are} not at {state.name}",
+                "It was too large for the server or had no room there, or is missing or damaged here."
+                if is_one
+                else "They were too large for the server or had no room there, or are missing or damaged here.",
+                f"Once the server has room: hookline runs sync {run_dir}",
             )
 
 
@@ -510,7 +640,7 @@ def _document(verdict: Verdict) -> dict[str, object]:
 def _print(out: Console, verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
         status = ("damaged", "bold red") if verdict.is_damaged else ("ok", "green")
-        counts = f"  {verdict.records:,} records, {bytes_text(verdict.bytes)}"
+        counts = f"  {plural(verdict.records, 'record')}, {bytes_text(verdict.bytes)}"
         out.print(Text.assemble(one_line(verdict.place.id), "  ", status, counts), soft_wrap=True)
         for finding in verdict.findings:
             out.print(indented(one_line(finding.what)), style="red" if finding.kind == "damage" else "yellow")
