@@ -14,7 +14,8 @@ Two sizes: one where the device is the bottleneck, one where the Python thread i
 median of its ratios to ``nothing`` within each round, by the clock and by the CPU time of the training
 thread. Each training warms up before it is timed, and the first round is not counted.
 
-hookline's steps run under ``torch.cuda.set_sync_debug_mode("error")``, in which torch raises at every
+hookline's runs have ``code="none"``: a large git diff, which is redacted once when a run starts, would be part of these
+short measurements. Its steps run under ``torch.cuda.set_sync_debug_mode("error")``, in which torch raises at every
 operation that waits for the device. Afterwards the record is read back and compared with the values
 that ``.item()`` gives.
 """
@@ -91,7 +92,7 @@ def opened(way: str, like: Scalars, root: str) -> Iterator[Way]:
     """A way of recording, until the block ends; ``like`` are scalars as they will come."""
     if way in ("hookline", "floats"):
         numbers = dict.fromkeys(like, 0.5)
-        with hl.run("gpu", root=root, summary=False) as run:
+        with hl.run("gpu", root=root, summary=False, code="none") as run:
             yield run.steps, run.log if way == "hookline" else lambda scalars: run.log(numbers)
         require_whole(run)
         return
@@ -132,7 +133,7 @@ def log_microseconds(step: Step, root: str, calls: int = 500) -> dict[str, float
     used: dict[bool, list[float]] = {False: [], True: []}
     clock, cpu_clock = time.perf_counter_ns, time.thread_time_ns
     reading = median(-cpu_clock() + cpu_clock() for _ in range(101))
-    with hl.run("gpu", root=root, summary=False) as run, opened("foreach", step(), root) as (_, copy_only):
+    with hl.run("gpu", root=root, summary=False, code="none") as run, opened("foreach", step(), root) as (_, copy_only):
         for number in run.steps(WARM_UP + 2 * calls):
             scalars, is_log = step(), number % 2 == 0
             record = run.log if is_log else copy_only

@@ -25,7 +25,7 @@ SHOWN_UNTIL = 0.3
 BATCH_SIZE = 128
 PROBE_EVERY = 2
 PROMPTS, GROUP_SIZE, MAX_TOKENS = 32, 8, 8
-LEARNING_RATE = 6e-4
+LEARNING_RATE, WARMUP_STEPS = 6e-4, 10
 ENVIRONMENT = Sorting(length=4)
 TOKENIZER = character_tokenizer("0123456789>")
 
@@ -79,11 +79,11 @@ def _train_config(seed: int, steps: int, directory: Path | None, **settings: Any
     )
 
 
-def grpo_config(seed: int, steps: int, directory: Path | None) -> rl.RLConfig:
+def grpo_config(seed: int, steps: int, directory: Path | None, environment: Any = ENVIRONMENT) -> rl.RLConfig:
     """The recipe, all samples recorded; where there is no directory, nothing is."""
     return rl.RLConfig(
         curriculum=rl.CurriculumConfig(
-            lessons=[rl.Lesson("sorting", ENVIRONMENT)], micro_eval_frequency=0, eval_frequency=100
+            lessons=[rl.Lesson("sorting", environment)], micro_eval_frequency=0, eval_frequency=100
         ),
         rollout=rl.RolloutConfig(
             prompts=PROMPTS,
@@ -96,7 +96,7 @@ def grpo_config(seed: int, steps: int, directory: Path | None) -> rl.RLConfig:
             steps,
             directory,
             learning_rate=LEARNING_RATE,
-            warmup_steps=10,
+            warmup_steps=WARMUP_STEPS,
             schedule="linear",
             gradient_clip_norm=1.0,
         ),

@@ -18,7 +18,7 @@ parameters), whose step is next to nothing but the host's own work: there the mi
 is the worst that there is.
 
 Setting up and taking down are left out: the clock is read by the data, as in `trainer`. Turns are taken as `measure`
-says, and a training of the base is made right before that of the case, or right behind it, by turns; shown is the
+says, and a training of the base is made right before that of the case, or right after it, by turns; shown is the
 median over the rounds of what the one took more than the other and, in brackets, the middle half of them. Shares and
 bars are by the clock on the wall; the time of the CPU, of all threads of the process, is given beside it, since other
 programs change it less. What W&B has its own process do is not in it.
@@ -243,7 +243,7 @@ def _spread(values: list[float]) -> Spread:
 
 @contextlib.contextmanager
 def _surroundings(directory: Path) -> Iterator[None]:
-    """An environment in which nothing is told to anybody, and nothing is left behind."""
+    """An environment without telemetry, in which no files are left behind."""
     before = dict(os.environ)
     os.environ.update(environment(directory))
     try:

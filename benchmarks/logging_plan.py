@@ -60,7 +60,7 @@ class CheckError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one training took behind its first steps, and what came of it."""
+    """What one training took after its first steps, and what came of it."""
 
     seconds: float
     cpu_seconds: float
@@ -95,7 +95,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
             self.first = (time.perf_counter(), time.process_time(), time.thread_time())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """They stop when everything was told to the callbacks before this one."""
+        """The time ends when the callbacks before this one have been called."""
         self.last = (time.perf_counter(), time.process_time(), time.thread_time())
 
 

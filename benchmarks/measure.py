@@ -14,12 +14,13 @@ import gc
 import io
 import logging
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -27,7 +28,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 Loop = Callable[[int], object]
-"""Makes as many calls as it is told to."""
+"""Makes the given number of calls."""
 
 
 def met(is_met: bool) -> str:
@@ -59,6 +60,26 @@ def at_least(least: int) -> Callable[[str], int]:
         return given
 
     return number
+
+
+class Taken(NamedTuple):
+    """Seconds that something took, by the clock and of this process's CPU time, all of its threads together."""
+
+    wall: float
+    cpu: float
+
+
+def taken(work: Callable[[], object]) -> Taken:
+    """Time one call."""
+    used, start = time.process_time(), time.perf_counter()
+    work()
+    return Taken(time.perf_counter() - start, time.process_time() - used)
+
+
+def usual(times: Iterable[Taken]) -> Taken:
+    """The medians of several times."""
+    walls, cpus = zip(*times, strict=True)
+    return Taken(median(walls), median(cpus))
 
 
 class Case(NamedTuple):
@@ -121,8 +142,11 @@ def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-def import_milliseconds(module: str, source: Path, *, starts: int) -> float:
-    """What ``import module`` adds to a bare interpreter, bytecode cached; the first start of each is discarded."""
+def import_milliseconds(module: str, source: Path, *, starts: int) -> tuple[float, float]:
+    """What ``import module`` adds to a bare interpreter, by the clock and in CPU time.
+
+    Bytecode is cached, and the first start of each is discarded.
+    """
     bare, full = "pass", f"import {module}"
     with tempfile.TemporaryDirectory() as cache:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -130,7 +154,9 @@ def import_milliseconds(module: str, source: Path, *, starts: int) -> float:
         environment |= {"PYTHONPYCACHEPREFIX": cache, "PYTHONPATH": path}
         for code in (bare, full):
             _start(code, environment)
-        return median(-_start(bare, environment) + _start(full, environment) for _ in range(starts))
+        pairs = [(_start(bare, environment), _start(full, environment)) for _ in range(starts)]
+        wall, cpu = (median(after[i] - before[i] for before, after in pairs) for i in (0, 1))
+        return wall, cpu
 
 
 @contextlib.contextmanager
@@ -165,7 +191,15 @@ def _time(loop: Loop, calls: int) -> tuple[float, float]:
     return taken / calls, max(used, 1) / calls
 
 
-def _start(code: str, environment: Mapping[str, str]) -> float:
-    start = time.perf_counter_ns()
+def _start(code: str, environment: Mapping[str, str]) -> tuple[float, float]:
+    """Milliseconds that an interpreter takes, by the clock and of its own CPU time."""
+    used, start = _children_seconds(), time.perf_counter_ns()
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)  # noqa: S603 - our own text
-    return (time.perf_counter_ns() - start) / 1e6
+    taken = time.perf_counter_ns() - start
+    return taken / 1e6, (_children_seconds() - used) * 1e3
+
+
+def _children_seconds() -> float:
+    """The CPU time of all processes that this one has started and waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

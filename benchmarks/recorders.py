@@ -39,6 +39,8 @@ class System(ABC):
     """What must be installed; the first one's version is reported."""
     is_timed: ClassVar[bool] = True
     """Whether it takes part in more than the question of what is lost."""
+    takes_arrays: ClassVar[bool] = False
+    """Whether it accepts tensors and NumPy's numbers; otherwise its user converts them, and that is timed too."""
 
     @abstractmethod
     def __init__(self, directory: Path) -> None: ...
@@ -69,6 +71,8 @@ class System(ABC):
 class Nothing(System):
     """Records nothing: what it seems to cost is the noise of the measurement."""
 
+    takes_arrays = True
+
     def __init__(self, directory: Path) -> None:
         pass
 
@@ -90,6 +94,7 @@ class Hookline(System):
     """A `Recorder` with its defaults."""
 
     packages = ("hookline",)
+    takes_arrays = True
 
     def __init__(self, directory: Path) -> None:
         self._recorder: Any = import_module("hookline").Recorder(directory)
@@ -106,6 +111,38 @@ class Hookline(System):
     @staticmethod
     def recorded(directory: Path) -> Iterable[int]:
         return [record.step for record in import_module("hookline").read(directory) if LAST_OF_TEN in record.values]
+
+
+class HooklineRun(System):
+    """``run.log()`` in ``run.steps()`` without subscribers: each call completes a step, which writes its row."""
+
+    packages = ("hookline",)
+    takes_arrays = True
+
+    def __init__(self, directory: Path) -> None:
+        off: dict[str, Any] = {"console": False, "code": False, "summary": False}
+        self._run: Any = import_module("hookline").run("benchmark", root=directory, **off).open()
+        self._steps = self._run.steps(10**9)
+        next(self._steps)
+
+    def log(self, values: Values, step: int) -> None:
+        self._run.log(values)
+        next(self._steps)
+
+    def samples(self, samples: Samples, step: int) -> None:
+        self._run.log_samples(samples)
+        next(self._steps)
+
+    def close(self) -> None:
+        self._steps.close()
+        self._run.finish()
+
+    @staticmethod
+    def recorded(directory: Path) -> Iterable[int]:
+        # The row of the first step has the number 1: one step is complete.
+        read = import_module("hookline").read
+        found = (record for run in directory.glob("*/*/run.json") for record in read(run.parent))
+        return [record.step - 1 for record in found if LAST_OF_TEN in getattr(record, "values", ())]
 
 
 class Logging(System):
@@ -188,6 +225,7 @@ class TensorBoard(System):
     """PyTorch's `SummaryWriter` with its defaults."""
 
     packages = ("tensorboard", "torch")
+    takes_arrays = True
 
     def __init__(self, directory: Path) -> None:
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(directory))
@@ -215,6 +253,7 @@ class Wandb(System):
     """An offline run, without the statistics of the machine that it collects by itself."""
 
     packages = ("wandb",)
+    takes_arrays = True
 
     def __init__(self, directory: Path) -> None:
         self._wandb: Any = import_module("wandb")
@@ -247,6 +286,7 @@ class Mlflow(System):
     """A run in an SQLite database, each row waited for."""
 
     packages = ("mlflow",)
+    takes_arrays = True
 
     def __init__(self, directory: Path) -> None:
         self._mlflow: Any = import_module("mlflow")
@@ -311,12 +351,15 @@ class Trackio(System):
         if not path.exists():
             return []
         with sqlite3.connect(path) as database:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'metrics'").fetchone():
+                return []  # killed before it made the table
             query = "SELECT step FROM metrics WHERE CAST(metrics AS TEXT) LIKE ?"
             return [step for (step,) in database.execute(query, [f"%{LAST_OF_TEN}%"])]
 
 
 SYSTEMS: dict[str, type[System]] = {
     "hookline": Hookline,
+    "hookline-run": HooklineRun,
     "logging": Logging,
     "csv": Csv,
     "jsonl": Jsonl,
@@ -329,7 +372,7 @@ SYSTEMS: dict[str, type[System]] = {
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """The environment in which a process records to a directory: nothing leaves it, nothing is told to anybody."""
+    """The environment in which a process records to a directory: no telemetry, no network."""
     folders = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "TRACKIO_DIR", "HF_HOME", "TMPDIR")
     yes = ("DO_NOT_TRACK", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "WANDB_SILENT")
     no = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "GRADIO_ANALYTICS_ENABLED": "False"}
@@ -355,7 +398,7 @@ _FULL, _LAST = 1, 4
 
 
 def _log_records(data: bytes) -> Iterator[bytes]:
-    """The records of a W&B file: LevelDB's log format behind seven bytes; what a kill cut off is left out."""
+    """The records of a W&B file: LevelDB's log format after seven bytes; what a kill cut off is left out."""
     position, pieces = 7, b""
     while position + _HEADER.size <= len(data):
         left = _BLOCK - position % _BLOCK

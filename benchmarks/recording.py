@@ -1,20 +1,24 @@
 """What recording costs and what a killed process loses: hookline beside the peers that are installed.
 
-- Microseconds a call (median, 99th percentile, maximum) for rows of 1, 10 and 100 scalars and for 8
-  samples of 2 kB, in short bursts after a rest: a flood would keep the threads of some peers awake,
-  and so flatter them. Every call is timed by itself, by the clock and by the CPU time of the calling
-  thread (median), which other processes on the machine do not change; the garbage collector is on.
+- Microseconds a call (median, 99th percentile, maximum) for rows of 1, 10 and 100 scalars, of 20
+  tensors on the CPU, of 20 NumPy numbers and for 8 samples of 2 kB, in short bursts after a rest: a
+  flood would keep the threads of some peers awake, and so flatter them. Every call is timed by itself,
+  by the clock and by the CPU time of the calling thread (median), which other processes on the machine
+  do not change; the garbage collector is on. Peers that take no tensors get them as Python's numbers.
 - Scalars a second with 10 in a row, from the first call until the run is closed, less what closing
-  a run of one row takes; and bytes a scalar in the closed run's directory, less that run's.
+  a run of one row takes, and in a second of the calling thread's CPU time; and bytes a scalar in the
+  closed run's directory, less that run's.
 - How much slower a training step of 2 ms gets (PyTorch, one thread), and what the call takes inside
-  it, where caches are cold. Blocks with and without recording alternate; the ratio is the median over
-  the pairs. What a peer does in the background while its blocks rest is not counted against it.
+  it, where caches are cold, both by the clock and in CPU time. Blocks with and without recording
+  alternate; the ratio is the median over the pairs. What a peer does in the background while its blocks
+  rest is not counted against it.
 - Memory that the same process, and those that the peer started, hold more at the end of that training
   than before the peer was imported. The row "nothing" is the noise of both.
 - Rows lost by ``kill -9``: those whose call had returned, and that are not found when its files are
   read. Only the process itself is killed; what it had started may finish. That the same reader finds
   every row of a run that was closed is checked, too.
 
+hookline is a `Recorder`, and beside it `run.log()` in `run.steps()` with everything that a step does.
 Each system works in a process and a directory of its own (`recording_child`, `recorders`). Processes
 take turns, round by round, each waits until the last one has nothing left to do, and figures are
 medians over rounds. Nothing is asserted: the bars are marked as met or not.
@@ -24,12 +28,10 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
-import mmap
 import os
 import platform
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -37,12 +39,19 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from recorders import SYSTEMS
-from recording_child import HUNDRED, ONE, SAMPLES, TEN, Child
+from recording_child import HUNDRED, LIBRARIES, NUMBERS, ONE, SAMPLES, TEN, TENSORS, Child
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-KINDS = {ONE: "1 scalar", TEN: "10 scalars", HUNDRED: "100 scalars", SAMPLES: "8 samples of 2 kB"}
+KINDS = {
+    ONE: "1 scalar",
+    TEN: "10 scalars",
+    HUNDRED: "100 scalars",
+    TENSORS: "20 CPU tensors",
+    NUMBERS: "20 NumPy numbers",
+    SAMPLES: "8 samples of 2 kB",
+}
 PAUSES = {"paced": 0.002, "full_speed": 0.0}
 """Seconds between the rows that a process logs until it is killed."""
 NOTHING = "nothing"
@@ -75,12 +84,13 @@ class Sizes:
 
     def turns(self, systems: int) -> int:
         """How often work is announced."""
-        return systems * ((self.bursts + 1) * len(KINDS) + 2 + self.rounds * len(SLOWDOWN_BARS) + len(PAUSES))
+        calls = (self.bursts + 1) * len(measured_kinds())
+        return systems * (calls + 2 + self.rounds * len(SLOWDOWN_BARS) + len(PAUSES))
 
 
 FULL = Sizes(
     bursts=9,
-    calls={ONE: 300, TEN: 300, HUNDRED: 150, SAMPLES: 50},
+    calls={ONE: 300, TEN: 300, HUNDRED: 150, TENSORS: 150, NUMBERS: 150, SAMPLES: 50},
     call_seconds=0.15,
     fill_rows=200_000,
     fill_seconds=2.0,
@@ -93,7 +103,7 @@ FULL = Sizes(
 )
 QUICK = Sizes(
     bursts=1,
-    calls={ONE: 50, TEN: 50, HUNDRED: 20, SAMPLES: 10},
+    calls={ONE: 50, TEN: 50, HUNDRED: 20, TENSORS: 20, NUMBERS: 20, SAMPLES: 10},
     call_seconds=0.1,
     fill_rows=500,
     fill_seconds=0.2,
@@ -131,11 +141,13 @@ class Figures:
 
     call_microseconds: dict[str, Spread] = field(default_factory=dict)
     scalars_per_second: float | None = None
+    scalars_per_cpu_second: float | None = None
     bytes_per_scalar: float | None = None
     missing_after_close: int | None = None
     step_slowdown: dict[str, float] = field(default_factory=dict)
     step_cpu_slowdown: dict[str, float] = field(default_factory=dict)
     in_step_microseconds: dict[str, float] = field(default_factory=dict)
+    in_step_cpu_microseconds: dict[str, float] = field(default_factory=dict)
     megabytes: float | None = None
     killed: dict[str, Kill] = field(default_factory=dict)
 
@@ -165,6 +177,11 @@ class Report:
         return list(_bars(self.numbers)) if "hookline" in self.numbers else []
 
 
+def measured_kinds() -> list[str]:
+    """The kinds of rows whose values can be made here."""
+    return [kind for kind in KINDS if kind not in LIBRARIES or find_spec(LIBRARIES[kind]) is not None]
+
+
 def measure(systems: Iterable[str], sizes: Sizes, turn: Turn) -> Report:
     """Measure these systems as far as they are installed."""
     wanted = list(systems)
@@ -188,7 +205,7 @@ def measure_calls(systems: list[str], place: Path, sizes: Sizes, report: Report,
     with _children(systems, place, sizes) as children:
         _open(children)
         for _ in range(sizes.bursts + 1):
-            for kind in KINDS:
+            for kind in measured_kinds():
                 for child in children:
                     turn(f"{child.name}: {KINDS[kind]}")
                     calls = child.ask("time_calls", kind, sizes.calls[kind], sizes.call_seconds)
@@ -202,23 +219,24 @@ def measure_rates(systems: list[str], place: Path, sizes: Sizes, report: Report,
     """Scalars a second until they are in the file, and how large it is, beside a run of one row."""
     for name in systems:
         turn(f"{name}: a run of one row")
-        _, _, least_seconds, least_bytes = _filled(name, place / "least", 1, sizes)
+        *_, least_seconds, least_bytes = _filled(name, place / "least", 1, sizes)
         turn(f"{name}: scalars a second")
-        rows, seconds, close_seconds, size = _filled(name, place / "full", sizes.fill_rows, sizes)
+        rows, seconds, cpu_seconds, close_seconds, size = _filled(name, place / "full", sizes.fill_rows, sizes)
         figures = report.numbers[name]
         figures.scalars_per_second = 10 * rows / (seconds + max(0.0, close_seconds - least_seconds))
+        figures.scalars_per_cpu_second = 10 * rows / cpu_seconds
         figures.bytes_per_scalar = (size - least_bytes) / (10 * (rows - 1))
         figures.missing_after_close = _missing({name: rows}, place / "full", sizes)[name]
 
 
-def _filled(name: str, place: Path, rows: int, sizes: Sizes) -> tuple[int, float, float, int]:
-    """How many rows were logged, the seconds that took, those of closing the run, and its bytes."""
+def _filled(name: str, place: Path, rows: int, sizes: Sizes) -> tuple[int, float, float, float, int]:
+    """How many rows were logged, the seconds and CPU seconds that took, those of closing the run, and its bytes."""
     with _children([name], place, sizes) as [child]:
         _open([child])
-        logged, seconds = child.ask("fill", rows, sizes.fill_seconds)
+        logged, seconds, cpu_seconds = child.ask("fill", rows, sizes.fill_seconds)
         close_seconds = child.ask("close")
     files = (path for path in child.directory.rglob("*") if path.is_file() and not path.is_symlink())
-    return int(logged), seconds, close_seconds, sum(path.stat().st_size for path in files)
+    return int(logged), seconds, cpu_seconds, close_seconds, sum(path.stat().st_size for path in files)
 
 
 def measure_training(systems: list[str], place: Path, sizes: Sizes, report: Report, turn: Turn) -> None:
@@ -240,9 +258,10 @@ def measure_training(systems: list[str], place: Path, sizes: Sizes, report: Repo
         for child in children:
             report.numbers[child.name].megabytes = child.megabytes() - before[child.name]
     for (name, kind), pairs in taken.items():
-        report.numbers[name].step_slowdown[kind] = median(ratio for ratio, _, _ in pairs)
-        report.numbers[name].step_cpu_slowdown[kind] = median(ratio for _, ratio, _ in pairs)
-        report.numbers[name].in_step_microseconds[kind] = median(call for _, _, call in pairs) / 1e3
+        slowdown, cpu_slowdown, call, cpu_call = map(median, zip(*pairs, strict=True))
+        figures = report.numbers[name]
+        figures.step_slowdown[kind], figures.step_cpu_slowdown[kind] = slowdown, cpu_slowdown
+        figures.in_step_microseconds[kind], figures.in_step_cpu_microseconds[kind] = call / 1e3, cpu_call / 1e3
 
 
 def measure_losses(systems: list[str], place: Path, pace: str, sizes: Sizes, report: Report, turn: Turn) -> None:
@@ -252,22 +271,9 @@ def measure_losses(systems: list[str], place: Path, pace: str, sizes: Sizes, rep
         _open(children)
         for child in children:
             turn(f"{child.name}: kill -9")
-            acknowledged[child.name] = _kill_while_logging(child, PAUSES[pace], sizes)
+            acknowledged[child.name] = child.kill_while_logging(PAUSES[pace], sizes.kill_rows, sizes.kill_seconds)
     for name, lost in _missing(acknowledged, place, sizes).items():
         report.numbers[name].killed[pace] = Kill(acknowledged[name], lost)
-
-
-def _kill_while_logging(child: Child, pause_seconds: float, sizes: Sizes) -> int:
-    """How many calls had returned."""
-    told = child.directory.with_suffix(".told")
-    told.write_bytes(bytes(8))
-    with told.open("r+b") as file, mmap.mmap(file.fileno(), 8) as counter:
-        child.tell("log_until_killed", pause_seconds, str(told))
-        deadline = time.monotonic() + sizes.kill_seconds
-        while time.monotonic() < deadline and int.from_bytes(counter[:], "little") < sizes.kill_rows:
-            time.sleep(0.001)
-        child.kill()
-        return int.from_bytes(counter[:], "little")
 
 
 def _missing(rows: dict[str, int], place: Path, sizes: Sizes) -> dict[str, int]:
@@ -340,7 +346,7 @@ def _bars(numbers: dict[str, Figures]) -> Iterator[Bar]:
 
 def show(report: Report, console: Console) -> None:
     """Print the tables, the bars and what was measured with."""
-    console.print(_calls_table(report), _others_table(report))
+    console.print(_calls_table(report), _training_table(report), _others_table(report))
     bars = Table("bar", "", title="hookline's bars")
     bars.add_column("limit", justify="right")
     bars.add_column("measured", justify="right")
@@ -352,24 +358,35 @@ def show(report: Report, console: Console) -> None:
 
 
 def _calls_table(report: Report) -> Table:
-    table = Table("", title="Microseconds a call: median, 99th percentile, maximum; CPU time of the thread, median")
-    for heading in KINDS.values():
+    table = Table("a row of", "", title="Microseconds a call, by the clock and of the thread's CPU time")
+    for heading in ("median", "p99", "max", "CPU median"):
         table.add_column(heading, justify="right")
-    for name, figures in report.numbers.items():
-        if spreads := figures.call_microseconds:
-            table.add_row(
-                name,
-                *(
-                    f"{s.median:,.1f}  {s.p99:,.1f}  {s.max:,.0f}; {s.cpu:,.1f}"
-                    for s in map(spreads.__getitem__, KINDS)
-                ),
-            )
+    for kind, heading in KINDS.items():
+        for name, figures in report.numbers.items():
+            if (spread := figures.call_microseconds.get(kind)) is not None:
+                times = (f"{spread.median:,.1f}", f"{spread.p99:,.1f}", f"{spread.max:,.0f}", f"{spread.cpu:,.1f}")
+                table.add_row(heading, name, *times)
+        table.add_section()
+    return table
+
+
+def _training_table(report: Report) -> Table:
+    table = Table("recorded in a step", "", title=f"In a training step of {report.step_milliseconds or 0:.2f} ms")
+    for heading in ("slower", "CPU", "µs a call", "CPU µs"):
+        table.add_column(heading, justify="right")
+    for kind in SLOWDOWN_BARS:
+        for name, figures in report.numbers.items():
+            slowdowns = (figures.step_slowdown.get(kind), figures.step_cpu_slowdown.get(kind))
+            percents = (_number(None if each is None else 100 * (each - 1), "+,.2f", "%") for each in slowdowns)
+            calls = (figures.in_step_microseconds.get(kind), figures.in_step_cpu_microseconds.get(kind))
+            table.add_row(KINDS[kind], name, *percents, *(_number(each, ",.1f") for each in calls))
+        table.add_section()
     return table
 
 
 def _others_table(report: Report) -> Table:
-    table = Table("", title=f"The rest; a training step took {report.step_milliseconds or 0:.2f} ms")
-    for heading in ("scalars/s", "bytes each", "step +10 scalars", "CPU", "µs", "step +8 samples", "CPU", "µs", "MB"):
+    table = Table("", title="The rest")
+    for heading in ("scalars/s", "scalars/CPU s", "bytes each", "MB"):
         table.add_column(heading, justify="right")
     for heading in ("lost of rows, one in 2 ms", "lost of rows, full speed"):
         table.add_column(heading, justify="right")
@@ -380,11 +397,8 @@ def _others_table(report: Report) -> Table:
 
 def _cells(figures: Figures) -> Iterator[str]:
     yield _number(figures.scalars_per_second, ",.0f")
+    yield _number(figures.scalars_per_cpu_second, ",.0f")
     yield _number(figures.bytes_per_scalar, ".1f")
-    for kind in SLOWDOWN_BARS:
-        for slowdown in (figures.step_slowdown.get(kind), figures.step_cpu_slowdown.get(kind)):
-            yield _number(None if slowdown is None else 100 * (slowdown - 1), "+,.2f", "%")
-        yield _number(figures.in_step_microseconds.get(kind), ",.1f")
     yield _number(figures.megabytes, "+.1f")
     for pace in PAUSES:
         kill = figures.killed.get(pace)

@@ -26,7 +26,10 @@ from typing import Any
 from recorders import SYSTEMS, Nothing, Samples, System, Values, environment, names
 
 ONE, TEN, HUNDRED, SAMPLES = "one", "ten", "hundred", "samples"
-SCALARS = {ONE: 1, TEN: 10, HUNDRED: 100}
+TENSORS, NUMBERS = "tensors", "numpy"
+SCALARS = {ONE: 1, TEN: 10, HUNDRED: 100, TENSORS: 20, NUMBERS: 20}
+LIBRARIES = {TENSORS: "torch", NUMBERS: "numpy"}
+"""What the values of a row are made by, where it is not Python."""
 SAMPLE_COUNT, PROMPT_BYTES, COMPLETION_BYTES = 8, 512, 1536
 STEP_MILLISECONDS = 2.0
 UNKILLED_ROWS = 1_000_000
@@ -34,7 +37,7 @@ UNKILLED_ROWS = 1_000_000
 
 
 class Worker:
-    """What a process can be told to do."""
+    """The commands of a process."""
 
     def __init__(self, system: type[System], directory: Path) -> None:
         self._system, self._directory = system, directory
@@ -70,15 +73,16 @@ class Worker:
         return taken
 
     def fill(self, rows: int, seconds: float) -> list[float]:
-        """Log rows of ten as fast as they go; how many there were, and the seconds."""
+        """Log rows of ten as fast as they go; how many there were, the seconds, and those of the thread's CPU time."""
         log, kept = self._run.log, self._kept_rows()
+        used = time.thread_time()
         start = time.perf_counter()
         deadline = start + seconds
         for step in range(rows):
             log(kept[step % len(kept)], step)
             if time.perf_counter() > deadline:
                 break
-        return [step + 1, time.perf_counter() - start]
+        return [step + 1, time.perf_counter() - start, time.thread_time() - used]
 
     def calibrate(self) -> int:
         """The size of a batch whose training step takes about two milliseconds."""
@@ -98,25 +102,26 @@ class Worker:
         return median(self._block(TEN, 100)[0]) / 1e6
 
     def train(self, kind: str, pairs: int, steps: int) -> list[list[float]]:
-        """Of each pair of blocks, with and without recording: the ratios of their medians, and a call's median.
+        """Of each pair of blocks, with and without recording: the ratios of their medians, and a call's medians.
 
-        The first ratio is by the clock, the second of the training thread's CPU time.
+        The first of each two is by the clock, the second of the training thread's CPU time.
         """
         found, record = [], self._record(kind)
         for i in range(pairs):
             if i % 2:
-                without, without_cpu, _ = self._block(kind, steps)
-                taken, used, calls = self._block(kind, steps, record)
+                without, without_cpu, *_ = self._block(kind, steps)
+                taken, used, *calls = self._block(kind, steps, record)
             else:
-                taken, used, calls = self._block(kind, steps, record)
-                without, without_cpu, _ = self._block(kind, steps)
-            found.append([median(taken) / median(without), median(used) / median(without_cpu), median(calls)])
+                taken, used, *calls = self._block(kind, steps, record)
+                without, without_cpu, *_ = self._block(kind, steps)
+            ratios = [median(taken) / median(without), median(used) / median(without_cpu)]
+            found.append([*ratios, *(median(each) for each in calls)])
         return found
 
-    def log_until_killed(self, pause_seconds: float, told: str) -> None:
+    def log_until_killed(self, pause_seconds: float, reported: str) -> None:
         """Log rows of ten, and after each call tell in a mapped file how many there are."""
         log, kept = self._run.log, self._kept_rows()
-        with Path(told).open("r+b") as file, mmap.mmap(file.fileno(), 8) as counter:
+        with Path(reported).open("r+b") as file, mmap.mmap(file.fileno(), 8) as counter:
             for step in range(UNKILLED_ROWS):
                 log(kept[step % len(kept)], step)
                 counter[:] = (step + 1).to_bytes(8, "little")
@@ -128,10 +133,18 @@ class Worker:
         return len(set(range(rows)).difference(self._system.recorded(self._directory)))
 
     def _record(self, kind: str) -> Callable[[Any, int], None]:
-        return self._run.samples if kind == SAMPLES else self._run.log
+        log = self._run.log
+        if kind in LIBRARIES and not self._system.takes_arrays:
+            return lambda row, step: log({name: value.item() for name, value in row.items()}, step)
+        return self._run.samples if kind == SAMPLES else log
 
     def _maker(self, kind: str) -> Callable[[int], Values | Samples]:
         """Makes rows: new ones each time, as in life, where values are in the cache when they are recorded."""
+        if kind in LIBRARIES:
+            library: Any = import_module(LIBRARIES[kind])
+            scalars, value = names(SCALARS[kind]), self._random.random
+            make = library.tensor if kind == TENSORS else library.float64
+            return lambda step: {name: make(value()) for name in scalars}
         if kind != SAMPLES:
             scalars, value = names(SCALARS[kind]), self._random.random
             return lambda step: {name: value() for name in scalars}
@@ -145,24 +158,26 @@ class Worker:
         return "".join(self._random.choices(string.ascii_letters + "  \n", k=length))
 
     def _block(
-        self, kind: str, steps: int, record: Callable[[Any, int], None] | None = None
-    ) -> tuple[list[int], list[int], list[int]]:
-        """Nanoseconds of each training step, what is recorded included, the same in CPU time, and of each call."""
-        train, make, taken, used, calls = self._train, self._maker(kind), [], [], []
+        self, kind: str, steps: int, record: Callable[[Any, int], object] = lambda row, step: None
+    ) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Nanoseconds of each training step, what is recorded included, the same in CPU time, and both of each call."""
+        train, make, reading = self._train, self._maker(kind), _clock_nanoseconds()
+        taken, used, calls, cpu_calls = [], [], [], []
         clock, cpu_clock = time.perf_counter_ns, time.thread_time_ns
         for i in range(steps):
             cpu_start = cpu_clock()
             start = clock()
             train()
-            row = make(i)
-            if record is not None:
-                step = self._next_step()
-                called = clock()
-                record(row, step)
-                calls.append(clock() - called)
+            row, step = make(i), self._next_step()
+            # Read in blocks without recording as well: reading the CPU time is a system call.
+            cpu_called = cpu_clock()
+            called = clock()
+            record(row, step)
+            calls.append(clock() - called)
+            cpu_calls.append(max(cpu_clock() - cpu_called - reading, 0))
             taken.append(clock() - start)
             used.append(cpu_clock() - cpu_start)
-        return taken, used, calls
+        return taken, used, calls, cpu_calls
 
 
 def _clock_nanoseconds() -> int:
@@ -197,12 +212,12 @@ def _training_step(batch_size: int) -> Callable[[], None]:
 class Child:
     """A process with one system; killed at the end, with what it started."""
 
-    def __init__(self, name: str, directory: Path, *, idle_seconds: float) -> None:
+    def __init__(self, name: str, directory: Path, *, idle_seconds: float, script: str = __file__) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.name, self.directory = name, directory
         self._idle_seconds = idle_seconds
         self._process = subprocess.Popen(  # noqa: S603 - our own text
-            [sys.executable, __file__, name, str(directory)],
+            [sys.executable, script, name, str(directory)],
             env=environment(directory),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -210,7 +225,7 @@ class Child:
         )
 
     def tell(self, command: str, *arguments: Any) -> None:
-        """Give a command whose answer is heard later."""
+        """Send a command whose answer is read later."""
         assert self._process.stdin is not None
         print(json.dumps([command, *arguments]), file=self._process.stdin, flush=True)
 
@@ -255,6 +270,18 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def kill_while_logging(self, pause_seconds: float, rows: int, seconds: float) -> int:
+        """Kill it after so many rows, or so many seconds; how many calls had returned."""
+        reported = self.directory.with_suffix(".reported")
+        reported.write_bytes(bytes(8))
+        with reported.open("r+b") as file, mmap.mmap(file.fileno(), 8) as counter:
+            self.tell("log_until_killed", pause_seconds, str(reported))
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline and int.from_bytes(counter[:], "little") < rows:
+                time.sleep(0.001)
+            self.kill()
+            return int.from_bytes(counter[:], "little")
+
     def end(self) -> None:
         """Let it go."""
         self.kill(timeout_seconds=2.0)
@@ -298,14 +325,14 @@ def _is_alive(pid: int) -> bool:
     return len(fields) > 2 and fields[0] != "Z"
 
 
-def main() -> None:
-    """Obey until nobody commands any more."""
+def obey(make_worker: Callable[[str, Path], object]) -> None:
+    """Do what is commanded until nobody commands any more."""
     name, directory = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    worker = Worker(SYSTEMS.get(name, Nothing), Path(directory))
+    worker = make_worker(name, Path(directory))
     for line in sys.stdin:
         command, *arguments = json.loads(line)
         try:
@@ -316,4 +343,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    obey(lambda name, directory: Worker(SYSTEMS.get(name, Nothing), directory))

@@ -1,41 +1,55 @@
-"""What `serve.py` has a server bear: a process of writers, or one of viewers. Each prints one JSON object.
+"""Processes that ``serve.py`` starts: writers, viewers, a probe, idle runs, senders. Each prints one JSON object.
 
-A writer is a run as every run is: a journal, and a delivery with the sink `hookline` on a thread of its own. Only the
-training is left out; a clock logs the rows instead. A viewer is a browser's page as the server sees it: a live stream,
-the list of runs and a chart of one of them, again and again.
+- ``writers`` are runs as every run is: a journal, and a delivery with the sink `hookline` on a thread of its own. Only
+  the training is left out; a clock logs the rows instead.
+- ``viewers`` are browsers' pages as the server sees them: a live stream, the list of runs and a chart of one of them,
+  again and again.
+- ``probe`` is one run that sends a row, and a viewer, ten times a second, and nothing else. Writers and viewers share
+  their processes with many others, so that some of what they wait for is their own work; the probe sees the server.
+- ``idle`` runs are live and record nothing.
+- ``senders`` send runs as fast as the server answers, or at a rate.
+
+The last three use a client that costs little (``serve_http.py``).
 """
 
 import asyncio
+import heapq
+import itertools
 import json
+import os
 import random
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+from serve_http import PROJECT, Connection, RequestError, SentRun, follow
 
+from hookline import Recorder
 from hookline._record import run_directory
 from hookline._record.delivery import Delivery
-from hookline._record.reader import JournalEntry
-from hookline._record.recorder import Recorder
-from hookline.sinks import HooklineSink
+from hookline.sinks import HooklineSink, JournalEntry
 
-PROJECT = "load"
 SCALARS = 10
 SAMPLE_EVERY = 10
 """How many rows there are to a sample."""
 LOOK_SECONDS = 2.0
 """How long a viewer looks at what it got."""
+PROBE_SECONDS = 0.1
+BEAT_SECONDS = 5.0
+"""How often the sink of a run that records nothing sends a heartbeat, unless the server wants fewer."""
+CONNECTIONS = 8
+"""How many connections idle runs share: a server has room for a few hundred."""
 START_SECONDS, DRAIN_SECONDS = 60.0, 120.0
 _TEXT = "a sample has a prompt and a completion of a few hundred characters, as most have; " * 6
 
 
 class TimedSink(HooklineSink):
-    """The sink, and what its writes took: each of them, and the age of the oldest row when it was held."""
+    """The sink, and what its writes took: each of them, and the age of the oldest row when it was stored."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,12 +62,12 @@ class TimedSink(HooklineSink):
         self.opened += 1
         return super().open(run_dir, state)
 
-    def write(self, parcels: Sequence[JournalEntry]) -> dict[str, Any]:
+    def write(self, entries: Sequence[JournalEntry]) -> dict[str, Any]:
         """Send a batch, and note what it took."""
         start = time.perf_counter()
-        state = super().write(parcels)
+        state = super().write(entries)
         self.seconds.append(time.perf_counter() - start)
-        self.ages.append(time.time() - parcels[0].record.time)
+        self.ages.append(time.time() - entries[0].record.time)
         return state
 
 
@@ -71,7 +85,7 @@ class Writer:
         self.noise = random.Random(number)
 
     def begin(self) -> None:
-        """Say that it begins, once the server was asked: every run waits for that, if not for so long."""
+        """Record that it begins, once the server was asked: every run waits for that, if not for so long."""
         self.delivery.opened.wait(START_SECONDS)
         self.recorder.status("running", step=0)
         self.records += 1
@@ -87,7 +101,7 @@ class Writer:
             self.records += 1
 
     def end(self, step: int) -> None:
-        """Say that it ended, and have the rest sent."""
+        """Record that it ended, and have the rest sent."""
         self.recorder.status("finished", step=step)
         self.records += 1
         self.recorder.close()
@@ -100,7 +114,6 @@ class Writer:
             "run": self.directory.name,
             "records": self.records,
             "bytes": self.recorder.journal.bytes_written,
-            "behind_bytes": self.delivery.progress.cursor.behind(self.directory / "journal"),
             "faults": self.sink.opened - 1,
             "error": self.delivery.progress.error,
             "seconds": self.sink.seconds,
@@ -108,13 +121,14 @@ class Writer:
         }
 
 
-def write(url: str, root: Path, numbers: range, *, seconds: float, rate: float) -> dict[str, Any]:
-    """Have some writers record for a while, and send it all."""
-    writers = [Writer(root, number, url) for number in numbers]
+def write(url: str, root: str, first: int, count: int, seconds: float, rate: float) -> dict[str, Any]:
+    """Have some writers record for a while, and send it all. Prints ``ready`` when the server knows all their runs."""
+    writers = [Writer(Path(root), number, url) for number in range(first, first + count)]
     for writer in writers:
         writer.thread.start()
     for writer in writers:
         writer.begin()
+    print("ready", flush=True)
     pause, start, step = threading.Event(), time.monotonic(), 0
     while (now := time.monotonic() - start) < seconds:
         pause.wait(max(0.0, step / rate - now))
@@ -189,21 +203,153 @@ async def _timed(client: httpx.AsyncClient, path: str, query: dict[str, Any], ta
     return answer.raise_for_status()
 
 
-async def _view_until_told(url: str, count: int) -> dict[str, Any]:
-    """Look until the standard input ends."""
+async def probe(url: str, over: asyncio.Event) -> dict[str, Any]:
+    """Write a row, and look at the list and at a chart, at a steady rate until it is over."""
+    token = os.environ["HOOKLINE_TOKEN"]
+    run = SentRun("probe", SCALARS)
+    taken: dict[str, list[float]] = {"write": [], "runs": [], "chart": []}
+    errors: list[str] = []
+    chart = f"/api/series?run={PROJECT}%2F{run.name}&name=loss&max_points=500"
+    async with Connection(url, token) as writing, Connection(url, token) as reading:
+        await run.start(writing)
+
+        async def time_reads() -> None:
+            for path, times in itertools.cycle((("/api/runs", taken["runs"]), (chart, taken["chart"]))):
+                await _probed(lambda path=path: reading.request("GET", path), times, errors)
+                await asyncio.sleep(5 * PROBE_SECONDS)
+
+        reads = asyncio.create_task(time_reads())
+        while not over.is_set():
+            lines, start = run.batch(1), time.monotonic()
+            if not await _probed(lambda lines=lines: run.send(writing, lines), taken["write"], errors):
+                await run.send_again(writing, lines)
+            await asyncio.sleep(max(0.0, PROBE_SECONDS - (time.monotonic() - start)))
+        reads.cancel()
+        await asyncio.gather(reads, return_exceptions=True)
+        await run.finish(writing)
+    return {"run": run.name, "records": run.rows + 2, "errors": errors, **taken}
+
+
+async def _probed(request: Any, times: list[float], errors: list[str]) -> bool:
+    start = time.perf_counter()
+    try:
+        await request()
+    except RequestError as error:
+        errors.append(str(error))
+        return False
+    times.append(time.perf_counter() - start)
+    return True
+
+
+async def idle(url: str, count: int, beats: bool, over: asyncio.Event) -> dict[str, Any]:
+    """Have live runs that record nothing, and a viewer, until it is over. Prints ``ready`` when they are there.
+
+    Args:
+        url: The address of the server.
+        count: The number of runs.
+        beats: Whether they send heartbeats, as the sink does; the runs are there already. Without, they are created.
+        over: Set at the end.
+    """
+    token, sent = os.environ["HOOKLINE_TOKEN"], 0
+    runs = [SentRun(f"idle-{number:04d}", 1) for number in range(count)]
+    parts = [part for first in range(CONNECTIONS) if (part := runs[first::CONNECTIONS])]
+
+    async def begin(own: list[SentRun]) -> None:
+        async with Connection(url, token) as connection:
+            for run in own:
+                await run.start(connection)
+                await run.send(connection, run.batch(1))
+                await run.beat(connection, 3600.0)  # live without another one for the whole measurement
+
+    async def beat(own: list[SentRun]) -> None:
+        nonlocal sent
+        due = [(start + BEAT_SECONDS * number / len(own), number) for number in range(len(own))]
+        while due:
+            when, number = heapq.heappop(due)
+            await asyncio.sleep(max(0.0, when - time.monotonic()))
+            # As the sink does: a connection for each, because the server would close one that waits so long.
+            async with Connection(url, token) as connection:
+                every = await own[number].beat(connection, BEAT_SECONDS)
+            heapq.heappush(due, (when + every, number))
+            sent += 1
+
+    if not beats:
+        await asyncio.gather(*(begin(part) for part in parts))
+    start = time.monotonic()
+    viewer = asyncio.create_task(follow(url, over))
+    beating = [asyncio.create_task(beat(part)) for part in parts if beats]
+    print("ready", flush=True)
+    await over.wait()
+    for task in beating:
+        task.cancel()
+    ended = await asyncio.gather(*beating, return_exceptions=True)
+    errors = [repr(error) for error in ended if isinstance(error, Exception)]
+    return {"beats": sent, "events": await viewer, "errors": errors}
+
+
+async def send(
+    url: str, runs: int, rows: int, seconds: float, most_batches: int, values_per_second: float | None
+) -> dict[str, Any]:
+    """Send runs at once, in batches of rows, for a while or until each has had so many batches.
+
+    Args:
+        url: The address of the server.
+        runs: The number of runs.
+        rows: The number of rows of a batch.
+        seconds: How long.
+        most_batches: A limit for each run, whatever the time.
+        values_per_second: The rate of all runs together; None sends as fast as the server answers.
+    """
+    token, deadline = os.environ["HOOKLINE_TOKEN"], time.monotonic() + seconds
+    pause = 0.0 if values_per_second is None else runs * rows * SCALARS / values_per_second
+    sent = [SentRun(f"sender-{number}", SCALARS) for number in range(runs)]
+    times: list[float] = []
+
+    async def feed(run: SentRun) -> None:
+        async with Connection(url, token) as connection:
+            await run.start(connection)
+            while time.monotonic() < deadline and run.batches < most_batches:
+                lines, start = run.batch(rows), time.perf_counter()
+                try:
+                    await run.send(connection, lines)
+                except RequestError:
+                    await run.send_again(connection, lines)
+                times.append(time.perf_counter() - start)
+                if pause:
+                    await asyncio.sleep(max(0.0, began + pause * run.batches - time.monotonic()))
+            await run.finish(connection)
+
+    began = time.monotonic()
+    await asyncio.gather(*(feed(run) for run in sent))
+    return {
+        "wall_seconds": time.monotonic() - began,
+        "client_cpu_seconds": time.process_time(),
+        "rows": {run.name: run.rows for run in sent},
+        "values": sum(run.rows * SCALARS for run in sent),
+        "batches": sum(run.batches for run in sent),
+        "faults": sum(run.faults for run in sent),
+        "seconds": times,
+    }
+
+
+async def _until_input_ends(work: Callable[..., Awaitable[dict[str, Any]]], **order: Any) -> dict[str, Any]:
+    """Do something until the standard input ends."""
     over, loop = asyncio.Event(), asyncio.get_running_loop()
     threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(over.set)), daemon=True).start()
-    return await view(url, count, over)
+    return await work(**order, over=over)
 
 
 def main() -> None:
-    """Be a process of writers or viewers."""
+    """Be the process that the argument describes."""
     order = json.loads(sys.argv[1])
-    if order["kind"] == "viewers":
-        found = asyncio.run(_view_until_told(order["url"], order["count"]))
+    kind = order.pop("kind")
+    if kind == "writers":
+        found = write(**order)
+    elif kind == "senders":
+        found = asyncio.run(send(**order))
     else:
-        numbers = range(order["first"], order["first"] + order["count"])
-        found = write(order["url"], Path(order["root"]), numbers, seconds=order["seconds"], rate=order["rate"])
+        kinds: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {"viewers": view, "probe": probe, "idle": idle}
+        found = asyncio.run(_until_input_ends(kinds[kind], **order))
     print(json.dumps(found))
 
 
