@@ -16,6 +16,7 @@ NAMESPACES = {
     "hookline.functions": "Logger functions and dicts of hook functions.",
     "hookline.hooks": "Hooks that decide and act, and their manager.",
     "hookline.logging": "The front of the standard library's logging: topics, a YAML file, CSV and TensorBoard.",
+    "hookline.plots": "Ready-made plots as values of `log()`.",
     "hookline.rewards": "Reward functions that are logged.",
     "hookline.rl": "Environments, rollout workers and the GRPO learner.",
     "hookline.sinks": "Where the record is delivered to.",

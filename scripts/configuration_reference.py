@@ -38,6 +38,7 @@ SECTIONS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "the file": "hookline.rl.learner.config:RLConfig",
             "grpo": "hookline.rl.learner.config:GRPOConfig",
+            "policy": "hookline.rl.policies.server:ServerPolicyConfig",
             "rollout": "hookline.rl.rollouts.config:RolloutConfig",
             "a rollout worker": "hookline.rl.rollouts.config:RolloutWorkerConfig",
             "curriculum": "hookline.rl.rollouts.config:CurriculumConfig",

@@ -1,4 +1,4 @@
-"""Runs for the pictures of the page: an experiment, a run that goes on, and some that ended badly.
+"""Runs for the pictures of the page: an experiment, a running run, and some that failed.
 
 Nothing is trained: the numbers are made up, the same each time, by loops that use hookline as a training would.
 """
@@ -9,6 +9,7 @@ import math
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,6 @@ class BrokenPager(hl.Callback):
 
 def make(root: Path) -> None:
     """Record everything below a root."""
-    logging.getLogger("hookline").setLevel(logging.CRITICAL)
     arms = [hl.Arm("baseline", {"clip": 0.2, "skill": 0.88}), hl.Arm("wide-clip", {"clip": 0.28, "skill": 0.96})]
     arms += [hl.Arm("no-std", {"clip": 0.2, "skill": 0.80, "scale_rewards": False}, tags=["ablation"])]
     hl.Experiment(
@@ -133,6 +133,49 @@ def train_rollouts(run: Any, config: dict[str, Any], *, steps: int, seed: int, u
     run.answers = lambda prompts: [_answer(prompt.split(":")[1].split(), skill, drawn) for prompt in prompts]
 
 
+def save_artifacts(root: Path) -> None:
+    """Save versions of a model and its data, and use one of them."""
+    with tempfile.TemporaryDirectory() as directory:
+        files = Path(directory)
+        for epoch, accuracy in enumerate((0.81, 0.9, 0.87)):
+            with hl.run(f"sft-epoch-{epoch}", project="sorting", root=root, summary=False) as run:
+                (files / "weights.safetensors").write_bytes(random.Random(epoch).randbytes(300_000))
+                (files / "config.json").write_text('{"layers": 4}')
+                metadata = {"epoch": epoch, "accuracy": accuracy}
+                run.save_artifact("model", files, kind="model", aliases=["best"] * (epoch < 2), metadata=metadata)
+        (files / "rows.csv").write_text("3 1 2,1 2 3\n" * 5000)
+        for name in ("quiz", "grpo-from-best"):
+            with hl.run(name, project="sorting", root=root, summary=False) as run:
+                run.save_artifact("digits", files / "rows.csv", kind="dataset", metadata={"rows": 5000})
+                run.use_artifact("model:best")
+
+
+def make_sweep(root: Path) -> None:
+    """Record a hyperparameter search of 60 runs: two diverge, one fails."""
+    drawn = random.Random(8)
+    for number in range(60):
+        config = {
+            "lr": float(f"{10 ** drawn.uniform(-4.5, -2):.2g}"),
+            "batch_size": drawn.choice([16, 32, 64, 128]),
+            "optimizer": drawn.choice(["adamw", "lion", "sgd"]),
+        }
+        parts: dict[str, Any] = {"config": config, "tags": ["sweep"], "summary": False}
+        with (
+            contextlib.suppress(MemoryError),
+            hl.run(f"digits-{number:02}", project="digits", root=root, **parts) as run,
+        ):
+            _train_digits(run, config, drawn, diverges=number in (17, 41), fails=number == 33)
+
+
+def make_chats(root: Path) -> None:
+    """Record samples that are chats with a tool, with what is known about each token."""
+    drawn = random.Random(4)
+    with hl.run("tool-use", project="assistant", root=root, summary=False) as run:
+        for step in run.steps(20):
+            run.log(reward=0.3 + step / 40)
+            run.log_samples([_chat(step, number, drawn) for number in range(4)])
+
+
 def _train_arm(ctx: Any, run: Any) -> None:
     train_rollouts(run, ctx.run_config, steps=STEPS, seed=_seed(ctx.run_key))
 
@@ -147,6 +190,54 @@ def _fail(root: Path) -> None:
 
 def _large(root: Path) -> Any:
     return hl.run("grpo-large", project="warmup", root=root, summary=False, tags=["nightly"])
+
+
+def _train_digits(run: Any, config: dict[str, Any], drawn: random.Random, *, diverges: bool, fails: bool) -> None:
+    distance = abs(math.log10(config["lr"]) + 3.2)
+    best = 0.25 + 0.22 * distance**2 + {"adamw": 0.0, "lion": 0.05, "sgd": 0.2}[config["optimizer"]]
+    for step in run.steps(80):
+        loss = best + config["batch_size"] / 1600 + 2 * math.exp(-step / 18) + drawn.gauss(0, 0.03)
+        if diverges and step > 30:
+            loss = loss * 4 ** (step - 30) if step < 37 else math.nan
+        run.log({"train/loss": loss, "train/accuracy": max(0.0, 1 - loss / 2.5)})
+        if step % 10 == 9:
+            run.log({"val/loss": 1.08 * loss + drawn.gauss(0, 0.01), "val/accuracy": max(0.0, 1 - loss / 2.3)})
+        if fails and step == 44:
+            raise MemoryError("tried to allocate 2.50 GiB; 1.20 GiB are free")
+
+
+def _chat(step: int, number: int, drawn: random.Random) -> dict[str, Any]:
+    is_right = drawn.random() < 0.4 + step / 30
+    area = 30.0 if is_right else 32.5
+    words = f"The triangle has a **right angle**: $5^2 + 12^2 = 13^2$. So its area is ${area:g}".split(" ")
+    texts = [words[0], *(f" {word}" for word in words[1:]), r" \text{ cm}^2$."]
+    logprobs = [-abs(drawn.gauss(0, 0.4)) for _ in texts]
+    logprobs[-2] -= 0.4 if is_right else 2.2
+    tool = {"id": "call-1", "type": "function"}
+    call = {"name": "python", "arguments": '{"code": "print(5 ** 2 + 12 ** 2, 13 ** 2)"}'}
+    return {
+        "prompt": [
+            {"role": "system", "content": "Answer with a short reason. You may use the tool `python`."},
+            {"role": "user", "content": "A triangle has sides of 5, 12 and 13 cm. What is its area?"},
+        ],
+        "completion": [
+            {
+                "role": "assistant",
+                "reasoning": "Is there a right angle? I check it.",
+                "tool_calls": [tool | {"function": call}],
+            },
+            {"role": "tool", "tool_call_id": "call-1", "content": "169 169"},
+            {"role": "assistant", "content": "".join(texts)},
+        ],
+        "expected": "30",
+        "rewards": {"correct": float(is_right), "format": 0.1},
+        "total": is_right + 0.1,
+        "group": f"{step}",
+        "finish": "stop",
+        "version": step,
+        "length": len(texts),
+        "tokens": hl.Tokens(texts, ids=list(range(len(texts))), logprobs=logprobs),
+    }
 
 
 def _samples(step: int, skill: float, drawn: random.Random) -> list[dict[str, Any]]:

@@ -1,12 +1,14 @@
 """Shows that the tests notice mistakes: changes the source in random places and counts which changes make a test fail.
 
-    pytest --cov --cov-context=test        # which test runs which line, in .coverage
-    python scripts/mutate.py --count 40
+    pytest --cov --cov-context=test        # which test runs which line, in .coverage; not with -n0, which records none
+    python scripts/mutate.py --count 40 [--under src/hookline/loops]
 
 A place is a comparison, a boolean or arithmetic operator, a condition, a constant, a returned value or a call whose
 result is not used, on a line that at least one test runs. Each change is made in a copy of the source, and the tests
-that run its line are run against the copy, those that run the fewest lines first. A change that no test notices is
-printed with its place. The exit status is 1 if fewer than nine of ten are noticed.
+that run its line are run against the copy in batches, those that run the fewest lines first, until one fails. Each
+change is printed with its outcome. Tests that take too long with the change, and not without it, count as having
+noticed it (timed out); tests that fail or take too long without it say nothing (not run). The exit status is 1 if
+fewer than nine of ten are noticed.
 """
 
 import argparse
@@ -30,8 +32,9 @@ from rich.progress import track
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
-TESTS_PER_CHANGE = 40
-SECONDS_PER_CHANGE = 180
+BATCH = 40
+MAX_TESTS = 400
+SECONDS_PER_BATCH = 180
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
@@ -64,6 +67,7 @@ class Change:
     after: str
     tests: int = 0
     outcome: str = ""
+    by: str = ""
 
 
 def changed(node: ast.AST) -> ast.AST | None:
@@ -121,13 +125,14 @@ class Replace(ast.NodeTransformer):
 def tests_by_line(data: CoverageData, file: Path) -> dict[int, list[str]]:
     """Which tests run each line of a file."""
     found = data.contexts_by_lineno(str(file))
-    return {line: sorted({c.partition("|")[0] for c in contexts if "::" in c}) for line, contexts in found.items()}
+    # A context ends with the phase, "|run"; the name of a test may have a bar as well.
+    return {line: sorted({c.rpartition("|")[0] for c in contexts if "::" in c}) for line, contexts in found.items()}
 
 
-def places(data: CoverageData) -> Iterator[tuple[Path, ast.Module, ast.AST, list[str]]]:
-    """Everything that can be changed on a line that a test runs."""
+def places(data: CoverageData, folders: list[Path]) -> Iterator[tuple[Path, ast.Module, ast.AST, list[str]]]:
+    """Everything in some folders that can be changed on a line that a test runs."""
     for file in sorted(map(Path, data.measured_files())):
-        if not file.is_relative_to(SOURCE):
+        if not any(file.is_relative_to(folder) for folder in folders):
             continue
         by_line, tree = tests_by_line(data, file), ast.parse(file.read_text(encoding="utf-8"))
         for node in nodes(tree):
@@ -136,17 +141,24 @@ def places(data: CoverageData) -> Iterator[tuple[Path, ast.Module, ast.AST, list
                 yield file, tree, node, tests
 
 
-def outcome(home: Path, tests: list[str]) -> str:
-    """What the tests say of the source in a directory."""
+def run(home: Path, tests: list[str]) -> tuple[str, str]:
+    """Run tests against the source in a directory: what they say of it, and the first one that fails."""
     environment = {**os.environ, "PYTHONPATH": str(home)}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-cov", *tests]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS_PER_CHANGE, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS_PER_BATCH, check=False
         )
     except subprocess.TimeoutExpired:
-        return "noticed"
-    return "noticed" if done.returncode else "survived"
+        if home != SOURCE and run(SOURCE, tests)[0] == "timed out":
+            return "not run", ""
+        return "timed out", ""
+    # pytest ends with 1 if a test failed. Any other status may be a change that breaks the import of everything, or a
+    # test that cannot be selected by its name, which says nothing of the change.
+    if done.returncode > 1 and home != SOURCE and run(SOURCE, tests)[0] != "survived":
+        return "not run", ""
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return "noticed" if done.returncode else "survived", failed[0].split()[1] if failed else ""
 
 
 def main() -> int:
@@ -154,6 +166,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--coverage", default=str(ROOT / ".coverage"), help="the data of a run with --cov-context=test")
     parser.add_argument("--count", type=int, default=40, help="how many places are changed")
+    parser.add_argument("--under", action="append", type=Path, help="a folder of the source; may be repeated")
     parser.add_argument("--seed", type=int, default=None, help="of the choice of places; random by default")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args()
@@ -161,7 +174,7 @@ def main() -> int:
     data = CoverageData(options.coverage)
     data.read()
     console = Console(stderr=True)
-    everything = list(places(data))
+    everything = list(places(data, [folder.resolve() for folder in options.under or [SOURCE]]))
     lines_of = Counter(
         test for file in {p[0] for p in everything} for tests in tests_by_line(data, file).values() for test in tests
     )
@@ -177,15 +190,21 @@ def main() -> int:
             change = Change(str(file.relative_to(ROOT)), node.lineno, ast.unparse(node)[:100], ast.unparse(new)[:100])  # type: ignore[attr-defined]
             mutated = Replace(node, new).visit(tree)
             copied.write_text(ast.unparse(ast.fix_missing_locations(mutated)), encoding="utf-8")
-            few = sorted(tests, key=lambda test: lines_of[test])[:TESTS_PER_CHANGE]
-            change.tests, change.outcome = len(few), outcome(home, few)
+            waiting = sorted(tests, key=lambda test: lines_of[test])[:MAX_TESTS]
+            for batch in (waiting[start : start + BATCH] for start in range(0, len(waiting), BATCH)):
+                outcome, change.by = run(home, batch)
+                change.tests += len(batch)
+                if outcome != "not run" or not change.outcome:
+                    change.outcome = outcome
+                if outcome in ("noticed", "timed out"):
+                    break
             Replace(new, node).visit(tree)
             shutil.copy2(file, copied)
             changes.append(change)
             console.print(
                 f"{change.outcome}  {change.file}:{change.line}  {change.before}  ->  {change.after}", markup=False
             )
-    noticed = sum(change.outcome == "noticed" for change in changes)
+    noticed = sum(change.outcome in ("noticed", "timed out") for change in changes)
     if options.json:
         print(json.dumps({"seed": seed, "noticed": noticed, "changes": [asdict(each) for each in changes]}))
     else:
