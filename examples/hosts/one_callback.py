@@ -1,4 +1,4 @@
-"""A callback that the scripts in this directory use unchanged in six trainers."""
+"""A callback that the scripts in this directory use unchanged in other trainers."""
 
 from typing import Any
 

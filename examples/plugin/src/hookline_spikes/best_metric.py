@@ -15,7 +15,7 @@ class BestMetric(hooks.PeriodicHook):
     Args:
         monitor: The metric's name.
         mode: Whether smaller (``"min"``) or larger (``"max"``) is better.
-        frequency: Check every so many steps.
+        frequency: Check every N steps.
     """
 
     name = "best_metric"
