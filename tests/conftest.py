@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,16 +14,19 @@ from pathlib import Path
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests start hundreds of programs: without compiled files, each would compile all of its modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Before torch or numpy is imported: more threads are slower in parallel tests, and change results.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("KERAS_BACKEND", "torch")
-# Ray's processes would come behind everything else that the tests do, and those that wait for them would take minutes.
+# Ray's processes would come after everything else that the tests do, and those that wait for them would take minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # The key that the files of sinks are signed with is not to be the user's own.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hookline-tests-")
 
 import pytest
+from fork_server import ForkServer
 
 atexit.register(gc.unfreeze)  # of what tests set aside; some libraries complain of what is not gone at the end
 
@@ -38,7 +42,8 @@ atexit.register(_forget_key)
 @pytest.hookimpl(optionalhook=True)  # where tests run in one process, nobody asks
 def pytest_xdist_auto_num_workers():
     """One more than there are cores: tests that wait for a process or a server leave theirs to another."""
-    return len(os.sched_getaffinity(0)) + 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    return cores + 1
 
 
 HERE = Path(__file__).parent
@@ -55,14 +60,21 @@ NOT_MEASURED = (
 """What runs code that other tests run as well: measuring its coverage takes time and shows nothing more."""
 
 LONGEST = (
-    *("rl/test_ray.py", "test_examples.py", "docs/test_docs.py", "contract/test_sinks.py", "contract/test_hosts.py"),
-    *("experiment/test_experiment_resume.py", "integrations/test_ray_integration.py", "sinks/test_mlflow_sink.py"),
-    *("loops/test_processes.py", "server/test_page.py", "loops/test_resume.py", "experiment/test_ray_runs.py"),
-    *("sinks/test_wandb_sink.py", "contract/test_steering.py", "experiment/test_executors.py"),
-    *("benchmarks/test_integrations_benchmark.py", "record/test_journal.py", "integrations/test_transformers.py"),
-    *("server/test_page_charts.py", "contract/test_builtins_in_hosts.py", "e2e/test_demo.py"),
+    *("exec/test_scripts.py", "test_examples.py", "rl/test_ray.py", "rl/test_ray_elastic.py", "docs/test_docs.py"),
+    *("server/test_page_accessibility.py", "integrations/test_ray_integration.py", "contract/test_hosts.py"),
+    *("exec/test_exec.py", "rl/test_learner_processes.py", "rl/test_server_weights.py", "server/test_api_fuzz.py"),
+    *("sinks/test_mlflow_sink.py", "experiment/test_experiment_resume.py", "server/test_page_address.py"),
+    *("server/test_page.py", "server/test_page_rollouts.py", "experiment/test_executors.py"),
+    *("integrations/test_torch_bridge.py", "launchers/test_launchers.py", "server/test_page_chart_board.py"),
+    *("experiment/test_search.py", "integrations/test_transformers_logging.py", "loops/test_processes.py"),
+    *("benchmarks/test_integrations_benchmark.py", "rl/test_learner.py", "server/test_page_media.py"),
+    *("server/test_storage.py", "benchmarks/test_grpo_benchmark.py", "experiment/test_ray_runs.py"),
+    *("importers/test_import_media.py", "integrations/test_transformers_processes.py"),
+    *("benchmarks/test_serve_benchmark.py", "compat/test_wandb_libraries.py", "server/test_storage_servers.py"),
+    *("server/test_page_numbers.py", "e2e/test_demo.py", "integrations/test_keras.py", "test_options.py"),
+    *("contract/test_sinks.py", "cli/test_cli_demo.py", "compat/test_wandb_patterns.py", "loops/test_resume.py"),
 )
-"""Files of half a minute or more. A file is not divided among processes, so these come first, and short ones end it."""
+"""Files of twenty seconds or more. A file is not divided among processes, so these come first, and short ones last."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -108,10 +120,38 @@ def torch():
     return torch
 
 
+@pytest.fixture(scope="session")
+def torch_programs():
+    """Starts programs that use torch, without the seconds that importing it takes."""
+    with ForkServer("torch", "torch._dynamo", "torch.distributed.fsdp", "accelerate") as server:
+        yield server
+
+
 @pytest.fixture(autouse=True)
 def _own_directory(tmp_path, monkeypatch):
     """Runs are recorded below the current directory: each test has one of its own."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _log_stays_on():
+    """A file that left hookline's log turned down would hide what the tests after it in this process wait for."""
+    logger = logging.getLogger("hookline")
+    before = (logger.level, logger.propagate, logger.disabled)
+    yield
+    assert (logger.level, logger.propagate, logger.disabled) == before
+
+
+@pytest.fixture(autouse=True)
+def _no_experiment_of_mlflow():
+    """MLflow's client remembers its experiment, and tells child processes by variables: not those of other tests."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("MLFLOW_") and name not in before]:
+        del os.environ[name]
+    os.environ.update(before)
+    if (fluent := sys.modules.get("mlflow.tracking.fluent")) is not None:
+        fluent._active_experiment_id = None  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ def test_files_that_are_named_are_there(request):
 @pytest.mark.parametrize(("value", "code"), [("1", 1), ("", 0)])
 @pytest.mark.parametrize("parallel", ["0", "2"])
 def test_skipped_test_counts_as_a_failure_where_asked(tmp_path, value, code, parallel):
-    shutil.copy(HERE / "conftest.py", tmp_path)
+    for name in ("conftest.py", "fork_server.py"):
+        shutil.copy(HERE / name, tmp_path)
     (tmp_path / "test_it.py").write_text(
         "import pytest\n\ndef test_a(): pytest.skip('no such program')\n\ndef test_b(): pass\n"
     )

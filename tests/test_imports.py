@@ -18,11 +18,12 @@ LAYERS = [
     {"sinks", "logging", "callbacks"},
     {"loops", "rl", "experiment"},
     {"integrations", "compat", "importers", "store"},
+    {"_exec"},
     {"server", "cli", "launcher", "tools"},
 ]
 RANK = {folder: rank for rank, layer in enumerate(LAYERS) for folder in layer}
 TOP = len(LAYERS)
-FACES = {"hookline", "__main__", "functions", "hooks", "main", "rewards", "status", "testing"}
+FACES = {"hookline", "__main__", "functions", "hooks", "main", "plots", "rewards", "status", "testing"}
 """Modules beside the folders: the package itself and namespaces for users. They may import every layer."""
 
 
@@ -116,7 +117,8 @@ def test_public_name_that_does_not_exist_is_an_attribute_error():
         ("from hookline import Trainer", "hookline.Trainer", "torch"),
         ("hookline.SFTPolicyWorker", "hookline.SFTPolicyWorker", "hf"),
         ("hookline.rl.GRPOLearner", "hookline.rl.GRPOLearner", "torch"),
-        ("from hookline.rl import RLConfig", "hookline.rl.RLConfig", "hf"),
+        ("from hookline.rl import HFPolicy", "hookline.rl.HFPolicy", "torch"),
+        ("hookline.sft.prepare", "hookline.sft.prepare", "torch"),
     ],
 )
 def test_public_name_without_the_package_that_it_needs_says_what_to_install(statement, name, extra):
@@ -130,6 +132,54 @@ def test_public_name_without_what_every_installation_has_is_the_error_of_python(
     code = "import sys; sys.modules['msgspec'] = None\nimport hookline\nhookline.Trainer"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.stderr.splitlines()[-1].startswith("ModuleNotFoundError: import of msgspec")
+
+
+CORE_ONLY = """
+import importlib.metadata, re, sys
+from packaging.requirements import Requirement
+
+def needed(name, found):
+    for text in importlib.metadata.requires(name) or ():
+        each = Requirement(text)
+        if each.name not in found and (each.marker is None or each.marker.evaluate({"extra": ""})):
+            found.add(each.name)
+            needed(each.name, found)
+    return found
+
+normal = {re.sub(r"[-_.]+", "-", name).lower() for name in {"hookline", *needed("hookline", set())}}
+packages = importlib.metadata.packages_distributions().items()
+missing = {name for name, owners in packages if not any(re.sub(r"[-_.]+", "-", o).lower() in normal for o in owners)}
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.modules.pop("packaging", None)
+sys.meta_path.insert(0, Missing())
+from hookline.cli import app
+app()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "printed"),
+    [
+        (["--help"], 0, "Usage"),
+        (["artifacts", "list"], 0, "no artifacts"),
+        (["serve", "--help"], 0, "--storage"),
+        (["tokens", "list"], 0, "no tokens"),
+        (["runs", "list"], 1, "pip install 'hookline[ui]'"),
+        (["ui"], 1, "pip install 'hookline[ui]'"),
+    ],
+)
+def test_command_line_works_with_the_required_packages_alone(tmp_path, arguments, status, printed):
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-c", CORE_ONLY, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, printed in " ".join((done.stdout + done.stderr).split())) == (status, True), (
+        done.stdout + done.stderr
+    )
 
 
 def test_public_names_that_wait_for_their_first_use_are_public():
@@ -146,6 +196,11 @@ def test_namespace_lists_what_it_offers(name):
 def test_import_hookline_loads_nothing_heavy():
     heavy = {"torch", "numpy", "jax", "yaml", "typer", "rich", "asyncio", "msgspec", "importlib.metadata"}
     assert sorted(heavy & set(loaded_by("import hookline"))) == []
+
+
+def test_import_of_the_program_loads_no_framework():
+    heavy = {"torch", "transformers", "numpy", "jax", "duckdb", "uvicorn", "ray", "pandas", "matplotlib"}
+    assert sorted(heavy & set(loaded_by("import hookline.cli"))) == []
 
 
 def test_import_hookline_loads_the_engine_only():

@@ -35,7 +35,7 @@ def test_notebook_trains_a_bare_loop_and_stops_by_a_callback(cells):
     assert printed(cells[1]).endswith("the average is below 0.02\n")
 
 
-def test_notebook_shows_one_picture_that_was_drawn_anew(cells):
+def test_notebook_shows_one_picture_that_was_redrawn(cells):
     assert printed(cells[2]) == "drawn 6 times\n"
     assert len(shown(cells[2], "image/png")) == 1
 

@@ -18,6 +18,9 @@ NAMESPACES = (
     "hookline",
     "hookline.callbacks",
     "hookline.compat",
+    "hookline.compat.wandb",
+    "hookline.compat.mlflow",
+    "hookline.compat.tensorboard",
     "hookline.experiment",
     "hookline.functions",
     "hookline.hooks",
@@ -25,6 +28,7 @@ NAMESPACES = (
     "hookline.integrations",
     "hookline.logging",
     "hookline.loops.sft",
+    "hookline.plots",
     "hookline.rewards",
     "hookline.rl",
     "hookline.server",
@@ -33,7 +37,11 @@ NAMESPACES = (
     "hookline.store",
     "hookline.testing",
 )
-HOSTS = ("accelerate", "jax", "keras", "lightning", "ray", "torch", "transformers")
+HOSTS = (
+    *("accelerate", "catboost", "composer", "deepspeed", "fabric", "fastai", "ignite", "jax", "keras", "levanter"),
+    *("lightgbm", "lightning", "maxtext", "prime_rl", "ray", "sklearn", "skyrl", "stable_baselines3"),
+    *("torch", "transformers", "tunix", "ultralytics", "verl", "xgboost"),
+)
 """Modules of `hookline.integrations` that users import from, each where its framework is installed."""
 SEED_PATHS = ("hookline.launcher.worker_entry", "hookline.tools.custom_hooks", "hookline.rl.hooks")
 SEED_PATHS += ("hookline.rl.rollout_worker",)  # type: ignore[assignment]

@@ -59,7 +59,7 @@ def test_fake_loop_stops_when_asked_and_takes_facts():
     assert isinstance(loop, hl.LoopState)
 
 
-def test_fake_loop_lets_exceptions_through_unless_it_is_told_not_to():
+def test_fake_loop_propagates_exceptions_unless_configured_otherwise():
     def fail(loop):
         raise ValueError("bad")
 
@@ -231,8 +231,8 @@ def test_fake_loop_is_out_of_a_step_that_failed():
 def test_fire_everything_evaluates_as_a_real_loop_does():
     recording = RecordingCallback()
     fire_everything(recording)
-    told = [event for event in recording.events if event.moment in ("on_log", "on_validation_end", "on_eval")]
-    assert [(event.moment, *event.arguments) for event in told[-5:]] == [
+    reported = [event for event in recording.events if event.moment in ("on_log", "on_validation_end", "on_eval")]
+    assert [(event.moment, *event.arguments) for event in reported[-5:]] == [
         ("on_log", 4, {"val/loss": 1.0}),
         ("on_validation_end",),
         ("on_eval", 3, "val", {"val/loss": 1.0}),

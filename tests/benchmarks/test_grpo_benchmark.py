@@ -57,19 +57,24 @@ def rollout(**changes):
 def test_grpo_with_json_measures_learning_and_cost_and_all_checks_pass():
     done = run_benchmark("--json")
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "seeds: 3\n")
     report = json.loads(done.stdout)
     (learnt,) = report["learnt"]
     assert (learnt["seed"], learnt["sft_steps"], learnt["grpo_steps"]) == (3, 5, 2)
     assert all(0 <= share <= 1 for when in ("before", "after") for share in learnt[when].values())
     assert list(learnt["before"]) == list(learnt["after"]) == ["sampled", "greedy"]
+    for name in ("own", "trl"):
+        assert 0 <= learnt[name]["reward"] <= 1
+        assert min(learnt[name]["cpu_milliseconds"], learnt[name]["wall_milliseconds"]) > 0
+        assert set(learnt[name]["parts"]) >= {"generate", "score", "learn"}
     assert learnt["sft_seconds"] > 0
     assert learnt["grpo_seconds"] > 0
     check_cost(report["cost"], report["share"])
     assert (report["held_out"], report["rounds"], report["cost_steps"], report["evaluations"]) == (8, 2, 3, 2)
     kinds = [(name, type(is_met)) for name, is_met in report["bars"].items()]
-    assert kinds == [("sampled", bool), ("greedy", bool), ("seconds", bool), ("share", bool)]
-    assert list(report["versions"]) == ["Python", "torch", "hookline", "transformers"]
+    names = ("sampled", "greedy", "seconds", "time", "reward", "share")
+    assert kinds == [(name, bool) for name in names]
+    assert list(report["versions"]) == ["Python", "torch", "hookline", "transformers", "trl"]
 
 
 def check_cost(cost, share):
@@ -82,18 +87,24 @@ def check_cost(cost, share):
 
 
 def test_grpo_shows_every_seed_the_cost_and_the_bars(grpo):
-    good = grpo.Learnt(0, 35, 3.0, grpo.Accuracy(0.3, 0.75), 300, 25.0, 27.5, grpo.Accuracy(0.95, 0.96))
-    slow = grpo.Learnt(1, 40, 4.0, grpo.Accuracy(0.31, 0.76), 300, 56.5, 33.5, grpo.Accuracy(0.91, 0.929))
+    parts = {"generate": 30.0, "score": 1.0, "learn": 50.0}
+    trl = grpo.Side(0.88, 100.0, 110.0, parts), grpo.Accuracy(0.94, 0.95)
+    fast, late = grpo.Side(0.9, 80.0, 90.0, parts), grpo.Side(0.8, 120.0, 90.0, parts)
+    good = grpo.Learnt(0, 35, 3.0, grpo.Accuracy(0.3, 0.75), 300, 25.0, 27.5, grpo.Accuracy(0.95, 0.96), fast, *trl)
+    slow = grpo.Learnt(1, 40, 4.0, grpo.Accuracy(0.31, 0.76), 300, 56.5, 33.5, grpo.Accuracy(0.91, 0.929), late, *trl)
     taken = grpo.Cost(90.0, grpo.Added(0.012, -0.001, 0.02), grpo.Added(0.05, -0.1, 0.1), 0.006)
     report = grpo.Report(2, {"Python": "3.11"}, 512, [good, slow], 6, 50, taken, 10)
-    console = Console(file=io.StringIO(), width=120)
+    console = Console(file=io.StringIO(), width=160)
 
     grpo.show(report, console)
 
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert report.bars == {"sampled": True, "greedy": False, "seconds": False, "share": True}
-    assert good.bars == {"sampled": True, "greedy": True, "seconds": True}
+    beside = {"time": False, "reward": False}
+    assert report.bars == {"sampled": True, "greedy": False, "seconds": False, "share": True} | beside
+    assert good.bars == {"sampled": True, "greedy": True, "seconds": True, "time": True}
     for text in ("0.300 -> 0.950", "0.760 -> 0.929", "35 + 300", "3.0 + 25.0", "27.5", "512 held-out tasks"):
+        assert text in shown
+    for text in ("0.800 / 0.880", "120.0 / 100.0 (1.20)", "30.0 / 30.0", "equal NOT MET", "< 1 NOT MET"):
         assert text in shown
     for text in (">= 0.90 met", ">= 0.93 NOT MET", "< 60 NOT MET", "< 3% met", "+1.80%", "+1.20% (-0.10% .. +2.00%)"):
         assert text in shown

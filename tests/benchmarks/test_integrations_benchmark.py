@@ -1,7 +1,6 @@
 import importlib
 import io
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,9 +17,12 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "integrations.py"
 CASES = ["hookline", "logging", "tensorboard", "wandb", "again"]
 
 
-def run_benchmark(*options: str) -> subprocess.CompletedProcess[str]:
+PACKAGES = ("lightning", "wandb")
+
+
+def run_benchmark(*options: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), "--rounds", "1", "--steps", "1", "--models", "tiny", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=os.environ)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=environment)
 
 
 @pytest.fixture
@@ -46,8 +48,9 @@ def step_through(task):
     return []
 
 
-def test_integrations_with_json_measures_every_host_in_every_case_and_all_make_the_same_steps():
-    done = run_benchmark("--json")
+@pytest.mark.parametrize("hidden", [pytest.param((), id="with peers", marks=pytest.mark.peers), PACKAGES])
+def test_integrations_with_json_measures_every_host_in_every_case_and_all_make_the_same_steps(hidden, without):
+    done = run_benchmark("--json", environment=without(*hidden))
 
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
@@ -197,8 +200,8 @@ def test_integrations_batches_that_were_not_gone_through_have_no_time(hosts):
         _ = batches.step_time
 
 
-def test_integrations_with_no_rounds_is_refused():
-    done = run_benchmark("--rounds", "0")
+def test_integrations_with_no_rounds_is_refused(without):
+    done = run_benchmark("--rounds", "0", environment=without())
 
     assert done.returncode == 2
     assert "at least 1" in done.stderr

@@ -112,7 +112,7 @@ def test_checkpoint_callback_holds_what_the_other_callbacks_made_of_the_step():
     assert (state["step"], state["callbacks"]["early_stopping"]["waited"]) == (3, 2)
 
 
-def test_checkpoint_callback_goes_on_after_a_resume_without_losing_track_of_a_file():
+def test_checkpoint_callback_continues_after_a_resume_without_losing_track_of_a_file():
     first = train([5, 1, 4], CheckpointCallback("val_loss", every_n_steps=1))
     assert on_disk(first) == [2, 3]
     second = train([5, 1, 4, 3, 0, 2], CheckpointCallback("val_loss", every_n_steps=1), resume=first.dir)
@@ -120,7 +120,7 @@ def test_checkpoint_callback_goes_on_after_a_resume_without_losing_track_of_a_fi
     assert on_disk(second) == [5, 6]
 
 
-def test_checkpoint_callback_run_that_was_moved_goes_on(tmp_path):
+def test_checkpoint_callback_run_that_was_moved_continues(tmp_path):
     first = train([5, 1, 4], CheckpointCallback("val_loss", every_n_steps=1))
     moved = shutil.move(first.dir, tmp_path / "runs" / "default" / "moved")
     callback = CheckpointCallback("val_loss", every_n_steps=1)
@@ -364,7 +364,7 @@ class Noted(hl.Callback):
         self.notes.append([(row.step, row.path.exists()) for row in artifacts.checkpoints])
 
 
-def test_checkpoint_callback_has_saved_when_the_others_are_told_of_the_end(torch, tmp_path):
+def test_checkpoint_callback_has_saved_when_the_others_are_notified_of_the_end(torch, tmp_path):
     rule = {"checkpoint": {"every_n_steps": 2}, "output_dir": str(tmp_path), "summary": False}
     noted, bare = Noted(), Noted()
     data = [(torch.ones(1), torch.ones(1))] * 6

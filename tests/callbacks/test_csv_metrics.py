@@ -102,7 +102,7 @@ def test_csv_metrics_waits_for_a_device_on_its_own_thread_only(tmp_path, monkeyp
     loop = FakeLoop(callbacks=[CsvMetrics(tmp_path / "metrics.csv")])
     loop.callbacks.on_train_start(loop)
     loop.commit(1, MetricsRow(loss=Deferred(Device())))
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     loop.callbacks.close()
     assert (threads, column(tmp_path / "metrics.csv", "loss")) == (["hookline-csv_metrics"], ["0.5"])
 

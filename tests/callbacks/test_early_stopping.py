@@ -43,7 +43,7 @@ def test_early_stopping_stops_after(values, arguments, stopped_after):
     assert reason.startswith("early stopping: val_loss")
 
 
-def test_early_stopping_goes_on_while_the_metric_improves():
+def test_early_stopping_continues_while_the_metric_improves():
     assert steps_until_stop([5, 4, 3, 2, 1], patience=1) == (5, None)
 
 
@@ -66,7 +66,7 @@ def test_early_stopping_metric_that_is_no_number_is_an_error():
 
 
 class Late:
-    """A number that arrives when it is told to, or when it is waited for."""
+    """A number that arrives when the test says so, or when it is waited for."""
 
     arrives = True
 
@@ -111,7 +111,7 @@ def test_early_stopping_state_counts_values_on_a_device():
     assert loop.stop_reason == "early stopping: loss has not improved on 1 for 2 checks"
 
 
-def test_early_stopping_state_goes_on_after_a_resume():
+def test_early_stopping_state_continues_after_a_resume():
     first = EarlyStoppingCallback("loss", patience=3)
     FakeLoop(callbacks=[first]).run_steps(3, lambda step_idx: {"loss": 1.0})
     second = EarlyStoppingCallback("loss", patience=3)

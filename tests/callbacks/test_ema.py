@@ -84,7 +84,7 @@ def test_ema_when_a_validation_ends_the_run_the_model_has_its_weights(torch):
     assert run.model.weight.item() == 4.0
 
 
-def test_ema_goes_on_from_a_checkpoint(torch, tmp_path):
+def test_ema_continues_from_a_checkpoint(torch, tmp_path):
     def run_to(total, resume=None):
         ema = EMA(decay=0.5)
         with hl.run("r", root=tmp_path, callbacks=[ema], resume=resume, strict=True, summary=False) as run:

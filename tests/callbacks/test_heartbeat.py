@@ -32,9 +32,9 @@ def beaten(tmp_path):
 
 
 def test_heartbeat_tells_how_far_the_run_is(tmp_path):
-    told = [(record.step, record.data) for record in statuses(beaten(tmp_path)) if record.status == "heartbeat"]
+    reported = [(record.step, record.data) for record in statuses(beaten(tmp_path)) if record.status == "heartbeat"]
     total = {"total_steps": 4, "total_epochs": 2}
-    assert told == [
+    assert reported == [
         (1, {"phase": "training", "epoch": 0, **total}),
         (2, {"phase": "validation", "epoch": 0, **total}),
         (3, {"phase": "training", "epoch": 1, **total}),
@@ -47,7 +47,7 @@ def test_heartbeat_comes_between_the_beginning_and_the_end_of_a_run(tmp_path):
     assert words == ["running", "heartbeat", "heartbeat", "heartbeat", "heartbeat", "finished"]
 
 
-def test_heartbeat_does_not_begin_the_run_anew_for_monitors(tmp_path):
+def test_heartbeat_does_not_restart_the_run_for_monitors(tmp_path):
     standing = RunProgress()
     for record in read(beaten(tmp_path).dir):
         standing.add(SimpleNamespace(record=record, file=SimpleNamespace(name=MAIN)))
@@ -55,12 +55,12 @@ def test_heartbeat_does_not_begin_the_run_anew_for_monitors(tmp_path):
 
 
 def test_heartbeat_beats_on_a_thread_of_its_own_during_a_long_validation(tmp_path):
-    heartbeat, told = Heartbeat(every_seconds=0.001), threading.Semaphore(0)
+    heartbeat, reported = Heartbeat(every_seconds=0.001), threading.Semaphore(0)
     with hl.run(root=tmp_path, callbacks=[heartbeat], strict=True, summary=False) as run:
         record = run.recorder.status
-        run.recorder.status = lambda *args, **data: (record(*args, **data), told.release())  # type: ignore[func-returns-value]
+        run.recorder.status = lambda *args, **data: (record(*args, **data), reported.release())  # type: ignore[func-returns-value]
         with run.validate():
-            assert [told.acquire(timeout=10) for _ in range(3)] == [True, True, True]
+            assert [reported.acquire(timeout=60) for _ in range(3)] == [True, True, True]
     assert statuses(run)[-1].status == "finished"
     assert "hookline-heartbeat" not in {thread.name for thread in threading.enumerate()}
 

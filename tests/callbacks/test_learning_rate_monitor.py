@@ -33,7 +33,7 @@ def test_learning_rate_monitor_one_group_logs_lr_with_every_step(torch):
         ([{"name": "same"}, {"name": "same", "lr": 0.5}], {"lr/0": 0.1, "lr/1": 0.5}),
     ],
 )
-def test_learning_rate_monitor_several_groups_are_told_apart_by_name_or_index(torch, groups, row):
+def test_learning_rate_monitor_several_groups_are_distinguished_by_name_or_index(torch, groups, row):
     assert logged(optimizer_of(torch, *groups), steps=1) == [row]
 
 

@@ -122,7 +122,7 @@ def test_logger_console_that_is_broken_does_no_harm_to_others_who_log_there(monk
     assert run.state == "completed"
 
 
-def test_logger_line_of_a_user_that_cannot_be_formatted_is_told_and_does_no_harm(monkeypatch, capsys):
+def test_logger_line_of_a_user_that_cannot_be_formatted_is_reported_and_does_no_harm(monkeypatch, capsys):
     training = without_logging(monkeypatch)
     with hl.run(callbacks=[LoggerCallback()], strict=True, summary=False) as run:
         for _ in run.steps(1):
@@ -141,7 +141,7 @@ def test_logger_removed_while_training_leaves_logging_as_it_was_when_the_run_end
 
 
 class Late:
-    """A number that arrives when it is told to; reading it before is a fault."""
+    """A number that arrives when the test says so; reading it before is a fault."""
 
     arrives = True
 

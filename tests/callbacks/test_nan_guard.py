@@ -35,7 +35,7 @@ def test_nan_guard_stop_ends_training_with_the_weights_as_they_were(torch):
     assert model.weight.item() == -1.0
 
 
-def test_nan_guard_skip_goes_on_as_if_the_step_had_not_been(torch, caplog):
+def test_nan_guard_skip_continues_as_if_the_step_had_not_happened(torch, caplog):
     _, spoilt = trained(torch, NaNGuard("skip"), [1.0, math.inf, 1.0])
     _, clean = trained(torch, NaNGuard("skip"), [1.0, 1.0])
     assert spoilt.weight.item() == clean.weight.item()

@@ -61,7 +61,7 @@ def test_print_progress_does_not_wait_for_a_device(capsys):
     assert capsys.readouterr().out == "step 1  accuracy 0.5\n"
 
 
-def test_print_progress_goes_on_when_nobody_reads(monkeypatch):
+def test_print_progress_continues_when_nobody_reads(monkeypatch):
     class Closed:
         def write(self, text):
             raise BrokenPipeError

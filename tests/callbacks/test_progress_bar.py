@@ -92,7 +92,7 @@ class Scene:
 
     def shown(self):
         """What the bars show now, each bar as one character (one of nothing is blank without colours)."""
-        self.console.print("now")  # which draws them anew below itself
+        self.console.print("now")  # which draws them again below itself
         lines = screen(self.file.getvalue())
         below = lines[len(lines) - lines[::-1].index("now") :]
         return [re.sub(r"\s*[━╸╺]+\s*|\s{6,}", " | ", line) for line in below]
@@ -552,7 +552,7 @@ def test_progress_bar_in_a_real_terminal_lets_the_script_print_above_it(columns)
     written = run_in_terminal(columns=columns)
     *above, epoch, step, metrics, after, end = screen(written)
     assert above == printed(8)
-    assert re.match(r"epoch 2/2 ━+ 100% took 0:0\d  8/8 steps$", epoch)
+    assert re.match(r"epoch 2/2 ━+ 100% took \d:\d\d  8/8 steps$", epoch)
     assert re.match(r"step 4/4  ━+ 100% ", step)
     assert [metrics, after, end] == ["loss 1", "after True", ""]
     assert written.count("\x1b[?25l") == written.count("\x1b[?25h") == 1

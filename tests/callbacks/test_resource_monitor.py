@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import hookline as hl
-from hookline.callbacks import ResourceMonitor
+from hookline.callbacks import ResourceMonitor, resource_monitor
 
 OF_THE_HOST = [
     "system/process_cpu_percent",
@@ -39,6 +39,14 @@ def test_resource_monitor_without_psutil_reads_proc(monkeypatch):
     assert 0 < row["system/memory_percent"] < 100
     assert row["system/rss_mib"] > 1
     assert row["system/disk_free_gib"] > 0
+
+
+def test_resource_monitor_without_psutil_divides_the_ticks_since_the_last_reading(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    ticks = iter([(100, 1000), (125, 1050)])
+    monkeypatch.setattr(resource_monitor, "_machine_ticks", lambda: next(ticks))
+    (row,) = [row for row in rows_of(ResourceMonitor(every_seconds=3600), {1: 1}) if row]
+    assert row["system/cpu_percent"] == 50.0
 
 
 class Cuda(SimpleNamespace):

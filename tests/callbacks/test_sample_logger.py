@@ -26,8 +26,8 @@ class Answer:
 def test_sample_logger_records_rollouts_of_a_worker_by_what_is_in_them():
     rollout = rl.Rollout(rl.Task("1+1=", "2"), rl.Completion("3"), {"right": 0.0}, lesson="sums")
     (sample,) = rolled_out(SampleLogger(), [rollout])
-    told = {name: sample[name] for name in ("prompt", "completion", "expected", "rewards", "lesson", "group")}
-    assert told == {
+    reported = {name: sample[name] for name in ("prompt", "completion", "expected", "rewards", "lesson", "group")}
+    assert reported == {
         "prompt": "1+1=", "completion": "3", "expected": "2", "rewards": {"right": 0.0}, "lesson": "sums",
         "group": rollout.task.id,
     }  # fmt: skip
@@ -78,7 +78,7 @@ def test_sample_logger_takes_the_first_of_every_so_many_validations(tmp_path):
     assert validated(tmp_path, callback, 3) == [(1, "a"), (1, "b"), (1, "c"), (3, "a"), (3, "b"), (3, "c")]
 
 
-def test_sample_logger_after_a_resume_goes_on_counting_validations(tmp_path):
+def test_sample_logger_after_a_resume_continues_counting_validations(tmp_path):
     callback = SampleLogger(n=1, every=2, source="validation")
     callback.load_state_dict({"validations": 1})
     assert validated(tmp_path, callback, 2) == [(2, "a")]

@@ -83,7 +83,7 @@ def broken():
 
 @pytest.mark.parametrize("end", [lambda: None, broken])
 @pytest.mark.parametrize(
-    ("make", "state", "anew"),
+    ("make", "state", "fresh"),
     [
         (lambda: EarlyStoppingCallback("loss"), {"best": 0.0, "waited": 3}, {"best": 1.0, "waited": 0}),
         (lambda: Alert("loss", above=9), {"fired": 3}, {"fired": 0}),
@@ -93,7 +93,7 @@ def broken():
         (CheckpointCallback, {"kept": [], "saving": None, "at": 7}, {"kept": [], "saving": None, "at": None}),
     ],
 )
-def test_state_loaded_while_training_is_reset_for_the_next_training(make, state, anew, end):
+def test_state_loaded_while_training_is_reset_for_the_next_training(make, state, fresh, end):
     callback = make()
     with contextlib.suppress(RuntimeError), hl.run(root=None, summary=False, callbacks=[callback]) as run:
         for _ in run.steps(1):
@@ -102,7 +102,7 @@ def test_state_loaded_while_training_is_reset_for_the_next_training(make, state,
     loop = FakeLoop(callbacks=[callback])
     loop.callbacks.on_train_start(loop)
     loop.callbacks.on_log(loop, 1, {"loss": 1.0})
-    assert callback.state_dict() == anew
+    assert callback.state_dict() == fresh
 
 
 def test_nan_guard_in_a_second_training_counts_bad_steps_from_zero(caplog):

@@ -8,7 +8,7 @@ from hookline.testing import FakeLoop
 
 
 class Clock:
-    """Seconds that pass when told."""
+    """Seconds that the test advances."""
 
     def __init__(self):
         self.now = 100.0

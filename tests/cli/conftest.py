@@ -18,7 +18,7 @@ SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
 
 
 def import_path(imports=()):
-    """The tests' own path to import from, behind others."""
+    """The tests' own path to import from, after others."""
     return os.pathsep.join([*map(str, imports), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

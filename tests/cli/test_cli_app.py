@@ -1,5 +1,6 @@
 """The program itself: version, help, and how errors end it."""
 
+import subprocess
 import sys
 
 import pytest
@@ -12,6 +13,21 @@ from hookline.cli import app
 def test_version_option_prints_the_version_only(program):
     result = program("--version")
     assert (result.returncode, result.stdout, result.stderr) == (0, f"hookline {hookline.__version__}\n", "")
+
+
+IMPORTED = """
+import sys
+from hookline.cli import app
+sys.argv = ["hookline", "hooks", "list"]
+app(standalone_mode=False)
+print(*{name.split(".")[1] for name in sys.modules if name.startswith("hookline.")})
+"""
+
+
+def test_command_imports_only_what_it_needs():
+    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+    imported = set(done.stdout.splitlines()[-1].split())
+    assert imported & {"callbacks", "cli", "experiment", "server", "store"} == {"callbacks", "cli"}
 
 
 def test_help_option_names_every_command(cli):
@@ -54,6 +70,14 @@ def test_help_of_every_command_shows_flags_without_values_and_arguments_in_capit
         assert arguments == arguments.upper(), path
 
 
+def test_help_paragraphs_are_wrapped_by_the_terminal_alone(program):
+    lines = [line.rstrip() for line in program("serve", "--help", columns=80).stdout.splitlines()]
+    first = next(place for place, line in enumerate(lines) if line.startswith(" Sending needs"))
+    paragraph = lines[first : lines.index("", first)]
+    assert len(paragraph) > 3
+    assert min(map(len, paragraph[:-1])) > 60
+
+
 @pytest.mark.parametrize(
     ("path", "usage"),
     [
@@ -61,6 +85,7 @@ def test_help_of_every_command_shows_flags_without_values_and_arguments_in_capit
         ("runs verify", "[RUN]..."),
         ("runs sync", "[RUN]"),
         ("runs compare", "A B [C]..."),
+        ("runs importance", "METRIC"),
         ("hooks check", "FILE"),
         ("run", "FILE [PATH=VALUE]..."),
         ("serve", "[ROOT]"),
@@ -83,6 +108,8 @@ def test_usage_error_missing_argument_is_named_as_in_the_help(cli):
         "runs list --root nowhere",
         "runs show nobody",
         "runs compare one other",
+        "runs importance nothing",
+        "runs importance loss --mode down",
         "runs tail nobody",
         "runs verify nobody",
         "runs sync nobody",

@@ -6,7 +6,7 @@ import tempfile
 import pytest
 
 
-def test_bench_measures_everything_where_it_is_told_and_leaves_nothing_behind(tmp_path, cli, monkeypatch):
+def test_bench_measures_everything_in_the_given_directory_and_leaves_nothing_behind(tmp_path, cli, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))  # it writes nowhere else
     result = cli("bench", "--quick", "--json", "--dir", tmp_path)
     document = json.loads(result.stdout)

@@ -21,14 +21,14 @@ def completed(tmp_path, monkeypatch):
             "COMP_CWORD": str(len(words) - 1),
         }
         environment = {**os.environ, **asked}
-        done = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, timeout=200, check=True)
         return done.stdout.split()
 
     return complete
 
 
 def test_completion_of_a_command_offers_those_that_begin_so(completed):
-    assert completed("hookline runs e") == ["export"]
+    assert completed("hookline runs exp") == ["export"]
 
 
 def test_completion_of_a_run_offers_ids_of_the_root_given(tmp_path, completed):

@@ -39,7 +39,7 @@ def test_demo_completed_says_what_came_of_it_and_where_it_lies(twice):
     assert re.search(r"close  \d.\d\d after sft, \d.\d\d after grpo", shown)
     costs = re.findall(r"^ *(\w+) +[\d,]+ +[\d.]+ (?:s|ms|µs|ns) ", shown, flags=re.MULTILINE)
     assert {"gradient_monitor", "near_misses", "throughput_monitor"} <= set(costs)
-    assert "http://127.0.0.1:8765/#/experiment?project=demo-1" in shown
+    assert "http://127.0.0.1:8765/#/experiment?experiment=demo-1" in shown
     assert "hookline ui --root runs" in shown
     assert (directory / "runs/demo-1/report.html").is_file()
 

@@ -34,7 +34,7 @@ def loud_alarm(frequency: int = 5) -> Alarm:
     '''An alarm for the deaf.'''
     return Alarm(0.1, frequency)
 
-def untold(**options):
+def undescribed(**options):
     return Alarm(**options)
 """
 
@@ -79,6 +79,12 @@ def test_list_text_has_a_row_for_each_name(cli):
     assert row.split()[:4] == ["early_stopping", "callback", "hookline", "Requests"]
 
 
+def test_list_in_a_pipe_has_one_line_for_each_name(cli, monkeypatch):
+    monkeypatch.delenv("COLUMNS")
+    lines = [line for line in cli("hooks", "list").stdout.splitlines() if not line.isspace()]
+    assert [line.split()[0] for line in lines[2:]] == REGISTRY.names()
+
+
 def test_list_packages_that_cannot_be_imported_are_listed_with_their_errors(program, tmp_path):
     install(tmp_path / "site", "gone", "nowhere_to_be_found:Hook")
     install(tmp_path / "site", "quitter", "quitter_module:Hook", "raise SystemExit(3)")
@@ -96,7 +102,7 @@ def test_list_text_package_that_cannot_be_imported_breaks_nothing(program, tmp_p
     install(tmp_path / "site", "gone", "nowhere_to_be_found:Hook")
     result = program("hooks", "list", imports=[tmp_path / "site"])
     assert (result.returncode, result.stderr) == (0, "For details: hookline hooks show NAME\n")
-    assert "ERROR: 'gone' is offered by gone" in result.stdout
+    assert "ERROR: 'gone' is registered by gone" in result.stdout
     assert "progress_bar" in result.stdout
 
 
@@ -198,7 +204,7 @@ def test_docstring_with_parts_behind_the_arguments_keeps_them_and_its_example():
 
 
 def test_show_function_that_says_nothing_is_an_error(program, here):
-    result = program("hooks", "show", "my_module:untold", "--json")
+    result = program("hooks", "show", "my_module:undescribed", "--json")
     assert (result.returncode, result.stdout) == (2, "")
     assert "a function whose return annotation is one" in result.stderr
 

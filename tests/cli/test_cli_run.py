@@ -26,7 +26,7 @@ def train(ctx, run):
             Path("struck").touch()
             strike(run)
     if run.config["fails"]:
-        raise ValueError("as it was told to")
+        raise ValueError("as the test wants it")
     print("printed by", ctx.run_key)
     return {"score": run.config["lr"] + run.config["seed"]}
 
@@ -96,8 +96,8 @@ def test_run_prints_the_table_and_where_the_report_lies(files, cli):
 
 def test_run_tells_of_runs_on_standard_error_unless_it_is_asked_not_to(files, cli):
     done = cli("run", "exp.yaml", "repeats=1")
-    told = [line.partition(" (")[0] for line in done.stderr.splitlines()]
-    assert told[:5] == ["exp: 2 runs", "started low-r0", "completed low-r0", "started high-r0", "completed high-r0"]
+    reported = [line.partition(" (")[0] for line in done.stderr.splitlines()]
+    assert reported[:5] == ["exp: 2 runs", "started low-r0", "completed low-r0", "started high-r0", "completed high-r0"]
 
 
 def test_run_again_makes_nothing_that_is_complete(files, cli):
@@ -118,7 +118,7 @@ def test_run_with_overrides_and_options_does_as_they_say(files, cli):
 def test_run_with_a_run_that_fails_makes_the_others_and_exits_with_one(files, cli):
     done = cli("run", "exp.yaml", "arms.low.fails=true", "repeats=1", "--no-progress")
     assert done.exit_code == 1
-    assert "failed: low-r0: ValueError: as it was told to" in done.stdout
+    assert "failed: low-r0: ValueError: as the test wants it" in done.stdout
     assert (files / "runs" / "exp" / "high-r0" / "result.json").is_file()
 
 
@@ -317,7 +317,7 @@ STRIKES = {
 
 
 @pytest.mark.parametrize("how", STRIKES)
-def test_run_that_was_ended_goes_on_with_the_same_command_and_gives_the_same_report(files, program, undisturbed, how):
+def test_run_that_was_ended_continues_with_the_same_command_and_gives_the_same_report(files, program, undisturbed, how):
     arguments, code = STRIKES[how]
     command = ["run", "exp.yaml", "base.config.strike=low-r1", *arguments]
     ended, again = program(*command), program(*command)

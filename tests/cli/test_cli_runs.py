@@ -31,7 +31,7 @@ with hl.run("killed", sinks=["csv", "jsonl"]) as run:
 
 def killed_run(tmp_path, program=KILLED):
     """The directory of a run that was killed before anything was delivered."""
-    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert result.returncode == -signal.SIGKILL, result.stderr
     return tmp_path / "runs" / "default" / result.stdout.strip()
 
@@ -169,8 +169,8 @@ def test_sync_without_a_run_delivers_what_any_left_behind_and_says_which(cli):
 def test_sync_without_a_run_where_nothing_waits_says_so_and_exits_with_zero(tmp_path, cli):
     with hl.run("done", sinks=["csv"], summary=False):
         pass
-    told, document = cli("runs", "sync"), cli("runs", "sync", "--json")
-    assert (told.exit_code, told.stdout) == (0, f"Nothing is undelivered in {tmp_path / 'runs'}.\n")
+    reported, document = cli("runs", "sync"), cli("runs", "sync", "--json")
+    assert (reported.exit_code, reported.stdout) == (0, f"Nothing is undelivered in {tmp_path / 'runs'}.\n")
     assert json.loads(document.stdout) == {"root": str(tmp_path / "runs"), "runs": [], "logging": []}
 
 
@@ -201,7 +201,7 @@ def logged_steps(path):
 
 @pytest.mark.parametrize("named", [(), ("logs",), ("logs/outputs.csv",)])
 def test_sync_delivers_what_logging_left_behind_after_a_kill(tmp_path, cli, named):
-    result = subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, input="\n", text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, input="\n", text=True, timeout=200)
     first, second = cli("runs", "sync", *named), cli("runs", "sync", "logs")
     assert (result.returncode, first.exit_code, second.exit_code) == (-signal.SIGKILL, 0, 0), first.output
     assert logged_steps(tmp_path / "logs" / "outputs.csv") == [(step, f"{step}+1=") for step in range(1, 101)]
@@ -213,7 +213,7 @@ def test_sync_delivers_what_logging_left_behind_after_a_kill(tmp_path, cli, name
 
 
 def test_sync_of_a_journal_of_logging_from_elsewhere_adds_no_rows_without_trust(tmp_path, cli):
-    subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, input="\n", text=True, timeout=60)
+    subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, input="\n", text=True, timeout=200)
     mine = tmp_path / "logs" / "mine.csv"
     mine.write_text("step,question,extra\n0,mine,\n")
     (tmp_path / "logs" / ".outputs.csv.journal").rename(tmp_path / "logs" / ".mine.csv.journal")
@@ -234,7 +234,7 @@ def test_sync_leaves_what_a_living_program_logs_to_it(tmp_path, cli):
 
 
 def test_sync_of_logging_that_cannot_be_delivered_says_why_and_exits_with_one(tmp_path, cli):
-    subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, input="\n", text=True, timeout=60)
+    subprocess.run([sys.executable, "-c", LOGGED], cwd=tmp_path, input="\n", text=True, timeout=200)
     (tmp_path / "logs" / "outputs.csv").unlink()
     (tmp_path / "logs" / "outputs.csv").mkdir()
     result = cli("runs", "sync", "--json")
@@ -278,7 +278,7 @@ def test_pipe_in_place_of_a_journal_does_not_hold_up_the_list_and_is_named_by_ve
     run_dir = record()
     pipe = run_dir / "journal" / "main-0001-1-ab-000000.jsonl"
     os.mkfifo(pipe)
-    end = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that whoever opens it fails instead of waiting for ever
+    end = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that opening it fails instead of waiting for ever
     listed, verified = cli("runs", "list", "--json"), cli("runs", "verify", run_dir, "--json")
     os.close(end)
     assert [run["status"] for run in json.loads(listed.stdout)["runs"]] == ["finished"]

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from finished_runs import record
+from finished_runs import change_facts, record
 
 import hookline as hl
 from hookline import rl
@@ -30,16 +30,16 @@ def test_compare_shows_settings_that_differ_and_none_that_do_not(cli):
 
 
 def test_compare_of_trainings_names_the_settings_that_differ(cli):
-    for name, kl in (("one", 0.0), ("two", 0.5)):
-        config = {"model": {"tiny": {"hidden_size": 8, "layers": 1, "heads": 2}}, "grpo": {"kl": kl}}
+    for name, beta in (("one", 0.0), ("two", 0.5)):
+        config = {"model": {"tiny": {"hidden_size": 8, "layers": 1, "heads": 2}}, "grpo": {"beta": beta}}
         config |= {"curriculum": {"lessons": [{"id": "sort", "environment": "sorting"}]}}
         config |= {"rollout": {"prompts": 2, "group_size": 2, "max_tokens": 2}}
         config |= {"train": {"name": name, "max_steps": 1, "summary": False}}
         Path(f"{name}.json").write_text(json.dumps(config))
         rl.train(f"{name}.json")
-    assert cells(cli("runs", "compare", "one", "two"), "grpo.kl") == ["grpo.kl", "0.0", "0.5"]
+    assert cells(cli("runs", "compare", "one", "two"), "grpo.beta") == ["grpo.beta", "0.0", "0.5"]
     document = json.loads(cli("runs", "compare", "one", "two", "--json").stdout)
-    assert document["config"] == {"grpo.kl": [0.0, 0.5], "train.name": ["one", "two"]}
+    assert document["config"] == {"grpo.beta": [0.0, 0.5], "train.name": ["one", "two"]}
 
 
 def test_compare_by_the_names_that_runs_were_given_finds_them(cli):
@@ -117,3 +117,23 @@ def test_compare_on_a_terminal_colours_what_is_better_green_and_what_is_worse_re
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[32m (-1.5)" in cli("runs", "compare", first, second).stdout
     assert "\x1b[31m (+1.5)" in cli("runs", "compare", second, first).stdout
+
+
+def test_compare_of_repeats_shows_the_mean_and_the_spread_of_each_arm(cli):
+    for arm, losses in (("low", (1.0, 3.0)), ("high", (5.0, 6.0))):
+        for repeat, loss in enumerate(losses):
+            directory = record(f"{arm}-{repeat}", losses=[loss])
+            change_facts(directory, experiment={"name": "sweep", "arm": arm, "repeat": repeat})
+    result = cli("runs", "compare", "low-0", "low-1", "high-0", "high-1")
+    words = result.stdout.split("mean over repeats")[1].split()
+    assert words[:4] == ["low", "(2)", "high", "(2)"]
+    assert "2 ± 1.4" in result.stdout
+    assert "5.5 ± 0.71 (+3.5)" in result.stdout
+    arms = json.loads(cli("runs", "compare", "low-0", "low-1", "--json").stdout)["arms"]
+    assert arms == [{"name": "low", "runs": [0, 1]}]
+
+
+def test_compare_with_all_lists_what_is_the_same(cli):
+    first, second = two_runs()
+    result = cli("runs", "compare", first, second, "--all")
+    assert cells(result, "train.steps") == ["train.steps", "3", "3"]

@@ -85,3 +85,17 @@ def test_export_without_rows_writes_the_columns(tmp_path, cli):
     record()
     cli("runs", "export", "latest", "--what", "rewards", "-o", "out.csv")
     assert (tmp_path / "out.csv").read_text().split() == ["run,writer,step,time,name,position,value,sample"]
+
+
+def test_export_accepts_every_table_of_sql(tmp_path, cli):
+    record()
+    for name, columns in json.loads(cli("sql", "--schema", "--json").stdout).items():
+        assert cli("runs", "export", "latest", "--what", name, "-o", f"{name}.csv").exit_code == 0
+        assert (tmp_path / f"{name}.csv").read_text().splitlines()[0].split(",") == list(columns)
+
+
+def test_export_of_an_unknown_table_names_the_choices(cli):
+    record()
+    result = cli("runs", "export", "latest", "--what", "weights", "-o", "out.csv")
+    assert (result.exit_code, "Value error" in result.stderr) == (2, False)
+    assert "'weights' is not one of 'metrics'" in " ".join(result.stderr.replace("│", " ").split())

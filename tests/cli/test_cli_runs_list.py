@@ -141,6 +141,13 @@ def test_list_of_runs_with_long_metric_names_has_a_line_a_run_with_whole_values(
     assert all(re.search(r"/0 1e-07( |$)", line) for line in lines[2:])
 
 
+def test_list_shortens_long_tags_at_their_end(wordy_runs, tmp_path, terminal):
+    for path in (tmp_path / "runs" / "default").iterdir():
+        change_facts(path, tags=["abcdefghij" * 4, "klm"])
+    lines = terminal("runs", "list", columns=200).splitlines()
+    assert sum("abcdefghij" * 3 + "abcdefghi…" in line for line in lines) == 50
+
+
 @pytest.mark.parametrize("columns", [None, 60, 120])
 def test_list_in_a_pipe_has_whole_ids_and_nothing_but_the_listing(columns, wordy_runs, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}

@@ -85,6 +85,16 @@ def test_show_has_costs_errors_and_the_order_of_a_run_of_seconds(cli):
     assert document["hook_errors"][0]["error"] == "ValueError: no room"
 
 
+def test_steps_beyond_the_planned_number_are_shown_without_it(cli):
+    with hl.run("epochs", summary=False) as run:
+        for _epoch in range(3):
+            for _ in run.steps(8):
+                run.log(loss=1.0)
+    assert cli("runs", "show", "latest").stdout.startswith("epochs  finished  step 24 in ")
+    document = json.loads(cli("runs", "show", "latest", "--json").stdout)
+    assert (document["step"], document["num_steps"], "records" in document) == (24, None, False)
+
+
 def test_show_draws_a_peak_of_one_step(cli):
     rich_run()
     curve = next(line for line in cli("runs", "show", "latest").stdout.splitlines() if line.startswith("  loss"))
@@ -105,10 +115,13 @@ def test_show_as_json_is_one_document_with_numbers(cli):
 
 
 def test_show_of_a_failed_run_says_why_and_what_is_damaged(cli):
-    directory = record(error="out of memory")
+    directory = record(error="out of memory", config={"lr": 0.1})
     with journal_file(directory).open("ab") as file:
         file.write(b"no record\n")
     result = cli("runs", "show", directory)
+    lines = result.stdout.splitlines()
+    first_fact = next(place for place, line in enumerate(lines) if line.startswith("  run  "))
+    assert [lines[first_fact - 1], lines[lines.index("Configuration") - 1]] == ["", ""]
     assert "RuntimeError: out of memory" in result.stdout
     assert "1 line is not a record" in result.stdout
     assert f"hookline runs verify {directory}" in result.stdout
@@ -170,7 +183,7 @@ def test_show_where_nothing_was_recorded_says_how_to_begin(tmp_path, cli):
 def test_show_of_hooks_at_80_columns_breaks_no_word(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with hl.run("costly", summary=False) as run:
-        for name in ("progress_bar", "a_subscriber_with_a_name_that_goes_on"):
+        for name in ("progress_bar", "a_subscriber_with_a_name_that_is_long"):
             run.recorder.metrics(Cost(name, 1_234_567, 0.5, 0.1, 0.2, 0.3, errors=2).as_metrics(), 1)
     lines = cli("runs", "show", "latest").stdout.splitlines()
     rows = [line.split() for line in lines[lines.index("Hooks") :]]

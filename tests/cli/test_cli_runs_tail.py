@@ -126,7 +126,7 @@ def test_tail_of_chosen_metrics_leaves_out_rows_without_them(cli):
     assert [line.split("step ")[1] for line in lines] == ["0  running", "2  val/loss 1", "2  finished"]
 
 
-def test_following_a_run_that_was_taken_up_again_does_not_end_where_it_ended_before(cli):
+def test_following_a_run_that_was_resumed_does_not_end_where_it_ended_before(cli):
     directory = record(losses=[1.0, 2.0])
     news = following(RunLocation("default", directory), sleep=lambda seconds: None)
     with hl.run("warm", resume=directory, summary=False) as run:

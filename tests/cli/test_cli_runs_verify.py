@@ -2,17 +2,21 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from finished_runs import journal_file, record
 
 import hookline as hl
+from hookline._record.console import ConsoleWriter
 from hookline._record.recorder import Recorder
 from hookline.cli.runs.verify import verify
 from hookline.server import WebServer
-from hookline.server.tokens import Tokens
+from hookline.server.received_blobs import BlobLimits
+from hookline.server.root_tokens import Tokens
 from hookline.store.run_info import RunLocation
 
 
@@ -82,7 +86,7 @@ def changed_digit(lines):
         (lambda lines: lines.append(lines[1]), "{name}: line 6 repeated from above"),
         (
             lambda lines: lines.insert(2, b'{"kind":"event","name":"planted"}\n'),
-            "{name}: 1 lines without a checksum, first line 3",
+            "{name}: 1 line without a checksum, first line 3",
         ),
         (lambda lines: lines.pop(), "{name} changed since it was complete: its SHA-256 is not the one noted then, in"),
     ],
@@ -99,19 +103,70 @@ def test_verify_finds_a_changed_a_deleted_and_a_doubled_line(cli, change, found)
     assert damage[0].startswith(found.format(name=f"journal/{file.name}"))
 
 
+@pytest.mark.parametrize(("change", "what"), [(lambda blob: blob.unlink(), "is missing"), (None, "has other content")])
+def test_verify_finds_code_that_is_missing_or_changed(cli, change, what):
+    for command in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "--allow-empty"]):
+        subprocess.run(["git", *command, *(["-m", "first"] if "commit" in command else [])], check=True)
+    Path("train.py").write_text("train()\n")
+    with hl.run("coded", code="all", summary=False) as run:
+        pass
+    assert findings(cli, run.dir) == (0, [])
+    for blob in Path("runs/.blobs").glob("??/*"):
+        blob.chmod(0o644)
+        change(blob) if change else flip(blob, 0)
+    code, found = findings(cli, run.dir)
+    assert (code, [what in each for _, each in found]) == (1, [True])
+    assert found[0][1].startswith("'environment.json': ")
+
+
+def printed_lines(directory, count):
+    writer = ConsoleWriter(directory, file_bytes=4096)
+    for number in range(count):
+        writer.line(f"line {number:05d}", "stdout", float(number))
+    writer.close()
+    return sorted((directory / "console").glob("*.jsonl"))
+
+
+def test_verify_of_a_console_whose_middle_was_removed_finds_nothing(cli):
+    directory = record()
+    files = printed_lines(directory, 3000)
+    assert int(files[-1].stem.rpartition("-")[2]) > len(files)
+    assert findings(cli, directory) == (0, [])
+
+
+CONSOLE_DAMAGE = {
+    "changed": (lambda files: flip(files[1], 60), "console/{}: the bytes of line 1 changed since they were written"),
+    "removed": (lambda files: files[1].unlink(), "console/{} is missing"),
+    "cut off": (lambda files: files[1].write_bytes(files[1].read_bytes()[:-9]), "console/{} is cut off"),
+}
+
+
+@pytest.mark.parametrize("how", CONSOLE_DAMAGE)
+def test_verify_finds_damage_of_console_lines(cli, how):
+    change, what = CONSOLE_DAMAGE[how]
+    directory = record()
+    files = printed_lines(directory, 200)
+    assert findings(cli, directory) == (0, [])
+    change(files)
+    code, found = findings(cli, directory)
+    assert (code, found[0][0]) == (1, "damage")
+    assert found[0][1].startswith(what.format(files[1].name))
+
+
 def test_verify_finds_a_flipped_bit_in_a_checkpoint(cli):
     file = checkpointed_run() / "checkpoints" / "step-00000004" / "state.json"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    said = "the content of state.json changed since it was saved (its SHA-256 is another)"
+    said = "the content of state.json changed since it was saved (its SHA-256 differs)"
     assert findings(cli) == (1, [("damage", f"checkpoints/step-00000004 is damaged: {said}")])
 
 
-def test_verify_finds_a_last_file_that_was_deleted(cli):
+@pytest.mark.parametrize("which", [1, -1], ids=["middle", "last"])
+def test_verify_finds_a_file_that_was_deleted_and_does_not_count_its_lines_as_well(cli, which):
     _, files = long_run()
-    files[-1].unlink()
-    assert findings(cli) == (1, [("damage", f"journal/{files[-1].name} is missing")])
+    files[which].unlink()
+    assert findings(cli) == (1, [("damage", f"journal/{files[which].name} is missing")])
 
 
 def test_verify_finds_a_file_that_was_cut_off(cli):
@@ -328,11 +383,25 @@ def test_verify_finds_a_flipped_bit_in_a_checkpoint_wherever_it_was_saved(cli, t
     assert (whole, code, kind, what.startswith(f"{shown} is damaged: the content of ")) == ((0, []), 1, "damage", True)
 
 
-def test_values_that_a_server_did_not_take_are_noted(cli, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("more", "noted"), [({"d": 1.0}, "2 values were"), ({}, "1 value was")])
+def test_values_that_a_server_did_not_take_are_noted(cli, tmp_path, monkeypatch, more, noted):
     monkeypatch.setattr("hookline.server.limits.ROW_NAMES", 2)
     with WebServer(tmp_path, tokens=Tokens("write-token-of-a-test")) as server:
         sink = {"hookline": {"url": server.url, "token": "write-token-of-a-test"}}
         with hl.run("wide", sinks=[sink], summary=False) as run:
-            run.log(a=1.0, b=1.0, c=1.0, d=1.0)
-    assert findings(cli, run.dir) == (0, [("note", "2 metric values were not accepted by hookline")])
-    assert "did not accept 2 values" in cli("runs", "sync", run.dir).stdout
+            run.log(a=1.0, b=1.0, c=1.0, **more)
+    assert findings(cli, run.dir) == (0, [("note", f"{noted} left out of hookline")])
+    assert f"{noted} left out of hookline" in cli("runs", "sync", run.dir).stdout
+
+
+@pytest.mark.parametrize(
+    ("count", "noted"),
+    [(1, "1 image, file, other blob or artifact is"), (2, "2 images, files, other blobs or artifacts are")],
+)
+def test_blobs_that_a_server_did_not_take_are_noted(cli, tmp_path, count, noted):
+    with WebServer(tmp_path, tokens=Tokens("write-token-of-a-test"), blobs=BlobLimits(blob_bytes=4)) as server:
+        sink = {"hookline": {"url": server.url, "token": "write-token-of-a-test"}}
+        with hl.run("pages", sinks=[sink], summary=False) as run:
+            for number in range(count):
+                run.log(page=hl.Html(f"<b>{number}</b>"))
+    assert findings(cli, run.dir) == (0, [("note", f"{noted} not at hookline")])

@@ -87,9 +87,17 @@ def test_sql_that_takes_too_long_is_ended(cli):
 def test_sql_schema_lists_every_column_with_its_type(cli):
     record()
     text, document = cli("sql", "--schema").stdout, json.loads(cli("sql", "--schema", "--json").stdout)
-    assert list(document) == ["runs", "metrics", "samples", "rewards", "events", "hooks", "logs"]
+    recorded = ["runs", "metrics", "metric_names", "samples", "sample_uses", "rewards"]
+    recorded += ["events", "hooks", "logs", "console"]
+    assert list(document) == [*recorded, "media", "table_rows", "blobs"]
     assert (document["metrics"]["value"], document["samples"]["rewards"]) == ("DOUBLE", "MAP(VARCHAR, DOUBLE)")
     assert [column for columns in document.values() for column in columns if f"  {column} " not in text] == []
+
+
+def test_sql_error_lists_the_names_of_metrics_among_the_tables(cli):
+    record()
+    said = cli("sql", "select * from nothing").stderr
+    assert "  metric_names(run, name, axis, points, texts, first_step, last_step)" in said
 
 
 def test_sql_without_a_query_or_with_too_much_exits_with_two(cli):

@@ -82,7 +82,7 @@ for callback in ("progress_bar", "print_progress", "logger"):
 
 def test_progress_of_a_run_shows_control_characters(tmp_path):
     program = [sys.executable, "-c", PROGRAM.replace("EVIL", EVIL.encode("unicode_escape").decode())]
-    said = subprocess.run(program, cwd=tmp_path, check=True, timeout=60, stderr=subprocess.STDOUT, stdout=-1).stdout
+    said = subprocess.run(program, cwd=tmp_path, check=True, timeout=200, stderr=subprocess.STDOUT, stdout=-1).stdout
     text = said.decode()
     shown = [f"{callback}/\\x1b" in text for callback in ("progress_bar", "print_progress", "logger")]
     assert (obeyed(text), shown) == (set(), [True] * 3)

@@ -29,7 +29,7 @@ def _one_thread():
 
 
 class Recording(transformers.TrainerCallback):  # type: ignore[name-defined]
-    """Notes each event and, if told how, something about it; asks for what it is told to ask for."""
+    """Notes each event and, with `notes`, something about it; makes the requests in `asks`."""
 
     def __init__(self, *, notes=lambda event, args, state, kwargs: event, asks=()):
         self.seen, self.notes, self.asks = [], notes, dict(asks)
@@ -153,9 +153,9 @@ def test_given_arguments_are_validated():
 def test_evaluations_of_several_sets_have_hugging_face_names():
     recording = Recording(notes=lambda event, args, state, kwargs: (event, kwargs.get("logs"), kwargs.get("metrics")))
     make(recording, epochs=1, val={"easy": samples(4, 2), "hard": samples(4, 3)}).fit()
-    told = [set(metrics) for event, _, metrics in recording.seen if event == "on_evaluate"]
+    reported = [set(metrics) for event, _, metrics in recording.seen if event == "on_evaluate"]
     logged = [set(logs) for event, logs, _ in recording.seen if event == "on_log"][-2:]
-    assert told == logged == [{"eval_easy_loss", "epoch"}, {"eval_hard_loss", "epoch"}]
+    assert reported == logged == [{"eval_easy_loss", "epoch"}, {"eval_hard_loss", "epoch"}]
 
 
 def test_logs_have_hugging_face_names():
@@ -304,17 +304,17 @@ def test_bare_loop_fires_the_events_it_knows(caplog):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (AssertionError(), "Hugging Face's Asserts failed in its on_step_end(): no message"),
         (ValueError("loss"), "Hugging Face's Asserts failed in its on_step_end(): loss"),
     ],
 )
-def test_error_without_message_names_the_callback_and_the_event(error, told):
+def test_error_without_message_names_the_callback_and_the_event(error, message):
     class Asserts(transformers.TrainerCallback):  # type: ignore[name-defined]
         def on_step_end(self, args, state, control, **kwargs):
             raise error
 
     with pytest.raises(type(error)) as caught:
         make(Asserts()).fit()
-    assert str(caught.value) == told
+    assert str(caught.value) == message

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from hookline._engine.errors import ConfigError
 from hookline._engine.factories import Source
-from hookline.config.layers import overridden, parse_overrides
-from hookline.config.sources import read_config
-from hookline.config.structs import load_config, to_struct
+from hookline.config.loading import load_config, to_struct
+from hookline.config.sources import overridden, parse_overrides, read_config
 
 
 class Precision(Enum):

@@ -397,7 +397,7 @@ def test_entry_when_is_not_accepted_from_a_file():
         ("every", -1, "every=-1: give a whole number of at least 1."),
         ("priority", "high", "priority='high'; give a number, higher runs earlier."),
         ("after", [1], "after=[1]; give names or classes of subscribers, one or several."),
-        ("name", "a/b", "name='a/b'; give a non-empty string without '/' or outer blanks."),
+        ("name", "a/b", "name='a/b'; give a non-empty string without '/' or surrounding spaces."),
     ],
 )
 def test_option_with_a_bad_value_is_refused(option, value, says):
@@ -474,7 +474,8 @@ def test_yaml_tags_that_make_python_objects_are_refused(tmp_path, tag):
 
 @pytest.mark.parametrize("text", ["callbacks: &a\n  - *a\n", "callbacks:\n  - early_stopping: &a {monitor: *a}\n"])
 def test_yaml_that_contains_itself_is_refused(tmp_path, text):
-    refusal(write(tmp_path, text))
+    file = write(tmp_path, text)
+    assert refusal(file).startswith(f"{file}:")
 
 
 def test_yaml_anchors_and_merges_are_understood(tmp_path):
@@ -483,7 +484,7 @@ def test_yaml_anchors_and_merges_are_understood(tmp_path):
     assert [(each.patience, each.mode) for each in loaded] == [(7, "min"), (7, "max")]
 
 
-@pytest.mark.parametrize(("text", "line"), [('{"callbacks": [}', 1), ('{\n"callbacks": [\n1,\n]}', 4), ("", 1)])
+@pytest.mark.parametrize(("text", "line"), [('{"callbacks": [}', 1), ('{\n"callbacks": [\n1,\n}', 4), ("", 1)])
 def test_json_malformed_is_refused_with_file_and_line(tmp_path, text, line):
     file = write(tmp_path, text, "callbacks.json")
     assert refusal(file).startswith(f"{file}:{line}: not valid JSON: ")

@@ -52,7 +52,7 @@ def test_environment_is_one_and_has_its_registered_name(environment):
 def test_environment_same_generator_gives_the_same_tasks(environment):
     again = make_environment(copy.deepcopy(environment))
     assert environment.sample(20, rng(1)) == again.sample(20, rng(1)) != again.sample(20, rng(2))
-    assert environment.held_out(5, rng(1)) == again.held_out(5, rng(1))  # type: ignore[attr-defined]
+    assert environment.held_out(5, rng(1)) == again.held_out(5, rng(1))
 
 
 def test_environment_uses_the_generator_handed_in_only(environment):

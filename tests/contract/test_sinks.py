@@ -186,7 +186,7 @@ def test_thousands_of_names_arrive(kind, make, recorder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", WITH_HISTORY)
-def test_next_start_goes_on_behind_what_arrived(kind, make, recorder, tmp_path):
+def test_next_start_continues_after_what_arrived(kind, make, recorder, tmp_path):
     destination = make(kind)
     rows = [(step, {"loss": float(step)}) for step in range(1, 31)]
     for part in (rows[:10], rows[10:20], rows[20:]):
@@ -196,12 +196,15 @@ def test_next_start_goes_on_behind_what_arrived(kind, make, recorder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", DESTINATIONS)
-def test_close_twice_and_without_open_is_fine(kind, make, tmp_path):
-    sink = make(kind).sink()
+def test_close_twice_and_without_open_delivers_as_before(kind, make, recorder, tmp_path):
+    destination = make(kind)
+    rows = [(1, {"loss": 0.5})]
+    log_all(recorder, rows)
+    sink = destination.sink()
     sink.close()
-    sink.open(tmp_path, None)
+    finish(delivery := Delivery(tmp_path / "run", "sink", sink, PACE))
     sink.close()
-    sink.close()
+    assert (delivery.progress.status, arrived(destination)) == ("ok", expected(destination, rows))
 
 
 @pytest.mark.parametrize(("kind", "fault"), FAULTS)

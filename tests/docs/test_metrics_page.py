@@ -64,7 +64,7 @@ def test_metrics_of_grpo_are_explained():
             lessons=lessons, micro_eval_frequency=1, micro_eval_n_examples=2, eval_frequency=2
         ),
         rollout=rl.RolloutConfig(prompts=2, group_size=2, max_tokens=3),
-        grpo=rl.GRPOConfig(kl=0.1),
+        grpo=rl.GRPOConfig(beta=0.1),
         train=hl.TrainerConfig(max_steps=2, summary=False),
     )
     result = rl.train(config, model=tiny_causal_lm(tokenizer, hidden_size=16, heads=2), tokenizer=tokenizer)

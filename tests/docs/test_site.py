@@ -49,6 +49,18 @@ def test_site_builds_with_no_broken_link_and_every_page_in_its_navigation(tmp_pa
     assert re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', built) == []
 
 
+def test_index_for_language_models_is_what_the_pages_say():
+    llms_txt = importlib.import_module("llms_txt")
+    written = llms_txt.PAGE.read_text(encoding="utf-8")
+    assert written == llms_txt.index(), "run: python scripts/llms_txt.py"
+    title, _, summary, *rest = written.splitlines()
+    assert (title, summary[:2]) == ("# hookline", "> ")
+    links = [line for line in rest if line.startswith("- ")]
+    pages = [re.fullmatch(rf"- \[[^]]+\]\({llms_txt.ADDRESS}([\w./-]+)\): \S.*", line) for line in links]
+    assert all(page is not None and (ROOT / "docs" / page[1]).is_file() for page in pages)
+    assert "## Optional" in rest
+
+
 def test_architecture_page_names_files_that_exist():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page)) - {"tests/public_api.txt"}

@@ -50,18 +50,18 @@ def interrupted(process):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_demo_interrupted_goes_on_where_it_was_and_serves_the_page_meanwhile(tmp_path):
+def test_demo_interrupted_continues_where_it_was_and_serves_the_page_meanwhile(tmp_path):
     with started("--processes", "2") as process:
         lines_until(process, r"completed \w+-r0-s0")
         rest, status = interrupted(process)
     assert status == 128 + signal.SIGINT
-    assert re.search(r"Stopped by SIGINT\. [12] of 4 runs are complete and kept\. Run the same command again", rest)
-    kept = {path: path.read_bytes() for path in Path("runs/demo-1").glob("*-s0/result.json") if is_complete(path)}
+    kept = {path: path.read_bytes() for path in Path("runs/demo-1").glob("*/result.json") if is_complete(path)}
     assert kept
+    assert f"Stopped by SIGINT. {len(kept)} of 4 runs are complete and kept. Run the same command again" in rest
 
     with started("--processes", "1", "--serve", "--port", "0") as process:
         beginning = lines_until(process, "To watch:")
-        url = re.search(r"To watch: (http://127\.0\.0\.1:\d+/)#/experiment\?project=demo-1", beginning)[1]  # type: ignore[index]
+        url = re.search(r"To watch: (http://127\.0\.0\.1:\d+/)#/experiment\?experiment=demo-1", beginning)[1]  # type: ignore[index]
         assert ":8765/" not in url
         assert f"resumed with {len(kept)} of 4 runs complete" in beginning
         with urllib.request.urlopen(url) as page:

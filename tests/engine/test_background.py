@@ -143,11 +143,11 @@ def test_background_work_not_finished_in_time_is_counted_and_left(caplog):
 
 
 def test_background_calls_after_a_drain_that_ran_out_of_time_are_made():
-    seen, begins, goes_on = [], threading.Event(), threading.Event()
+    seen, begins, may_continue = [], threading.Event(), threading.Event()
 
     def look(loop, step_idx):
         begins.set()
-        assert goes_on.wait(30)
+        assert may_continue.wait(30)
         seen.append(step_idx)
 
     callbacks = collection(hl.on("step_end", look, name="slow", background=True), drain_seconds=30)
@@ -157,7 +157,7 @@ def test_background_calls_after_a_drain_that_ran_out_of_time_are_made():
     callbacks.policy = hl.Policy(drain_seconds=0)
     callbacks.drain()
     loop.run_steps(2)
-    goes_on.set()
+    may_continue.set()
     callbacks.policy = hl.Policy(drain_seconds=30)
     callbacks.close()
     assert seen == [0, 1, 2]
@@ -226,9 +226,10 @@ def test_async_returned_dict_is_logged_and_errors_are_isolated():
 
 
 def test_async_work_that_never_ends_is_cancelled_at_the_limit(caplog):
-    cancelled = []
+    begins, cancelled = threading.Event(), []
 
     async def forever(loop):
+        begins.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -237,6 +238,7 @@ def test_async_work_that_never_ends_is_cancelled_at_the_limit(caplog):
 
     callbacks = collection(hl.on("step_end", forever, name="forever"), drain_seconds=0.01)
     FakeLoop(callbacks=callbacks).run_steps(1)
+    assert begins.wait(30)
     callbacks.close()
     assert cancelled == [True]
     assert "forever did not finish within 0.01 s" in caplog.text
@@ -354,11 +356,11 @@ def test_async_cancelled_task_is_a_failure_and_the_others_continue():
 
 
 def test_background_subscriber_added_again_runs_its_earlier_calls_first():
-    seen, begins, goes_on = [], threading.Event(), threading.Event()
+    seen, begins, may_continue = [], threading.Event(), threading.Event()
 
     def slow(loop, step_idx):
         begins.set()
-        assert goes_on.wait(30)
+        assert may_continue.wait(30)
         seen.append((step_idx, threading.current_thread()))
 
     subscriber = hl.on("step_end", slow, name="slow", background=True)
@@ -369,7 +371,7 @@ def test_background_subscriber_added_again_runs_its_earlier_calls_first():
     callbacks.remove(subscriber)
     callbacks.add(subscriber)
     loop.run_steps(1)
-    goes_on.set()
+    may_continue.set()
     callbacks.close()
     assert [step_idx for step_idx, _ in seen] == [0, 1, 2, 3, 4]
     assert len({thread for _, thread in seen}) == 1
@@ -497,16 +499,16 @@ def test_async_subscriber_that_saves_a_checkpoint_does_not_wait_for_the_event_lo
 
 
 def test_background_subscriber_that_saves_waits_for_the_others(tmp_path):
-    seen, begins, goes_on = [], threading.Event(), threading.Event()
+    seen, begins, may_continue = [], threading.Event(), threading.Event()
 
     def slow(loop):
         begins.set()
-        assert goes_on.wait(30)
+        assert may_continue.wait(30)
         seen.append("slow")
 
     def saves(loop):
         assert begins.wait(30)
-        threading.Thread(target=goes_on.set).start()
+        threading.Thread(target=may_continue.set).start()
         loop.save_checkpoint()
         seen.append("saved")
 

@@ -1,4 +1,4 @@
-"""Binding: which moments a subscriber listens to, with which arguments, and what is refused when it is added."""
+"""Binding: the moments of a subscriber, their arguments, and refusals when it is added."""
 
 import functools
 import inspect

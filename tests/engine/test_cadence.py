@@ -95,10 +95,12 @@ def test_cadence_with_memory_is_not_shared_between_subscribers():
 
 
 def test_cadence_subscriber_not_due_is_not_called_at_all():
-    def explode(loop):
-        raise AssertionError("called although not due")
-
-    FakeLoop(callbacks=[hl.on("step_end", explode, every=1000)]).run_steps(999)
+    seen = []
+    loop = FakeLoop(callbacks=[hl.on("step_end", lambda loop: seen.append(loop.step), every=1000)])
+    loop.run_steps(999)
+    assert seen == []
+    loop.run_steps(1)
+    assert seen == [1000]
 
 
 def test_cadence_group_and_member_combine_as_schedules_do():
@@ -121,6 +123,17 @@ def test_cadence_row_of_another_step_keeps_the_answer_of_the_current_step():
     of_step = ["on_step_start", "on_train_batch_start", "on_train_batch_end", "on_step_end", "on_log"]
     assert [event for event in recording.names() if event in of_step] == of_step
     assert [event.arguments[0] for event in recording.events if event.moment == "on_log"] == [1]
+
+
+def test_cadence_row_of_another_step_is_due_by_its_own_step():
+    recording = RecordingCallback()
+    callbacks = hl.CallbackCollection(strict=True)
+    callbacks.add(recording, every=2)
+    with hl.run(callbacks=callbacks, root=None, summary=False) as run:
+        for _ in run.steps(1):
+            for step in (6, 7, 8):
+                run.log(x=1, step=step)
+    assert [event.arguments[0] for event in recording.events if event.moment == "on_log"] == [6, 8]
 
 
 def test_cadence_row_of_the_current_step_decides_for_the_step():

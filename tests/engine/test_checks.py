@@ -1,4 +1,4 @@
-"""Argument checks: what passes, and what the error says."""
+"""Argument checks: accepted values and error messages."""
 
 import math
 

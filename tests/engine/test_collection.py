@@ -217,7 +217,7 @@ def test_collection_state_is_saved_and_restored_by_name(caplog):
     }
     assert sorted(record.getMessage() for record in caplog.records) == [
         "The checkpoint has no state for 'new': it starts from scratch.",
-        "The checkpoint has state for 'gone', which is not here: ignored.",
+        "The checkpoint has state for 'gone', which is not registered: ignored.",
     ]
 
 

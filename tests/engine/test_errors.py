@@ -16,6 +16,7 @@ FAMILY = {
     "UnknownNameError": LookupError,
     "ConfigError": ValueError,
     "CheckpointError": RuntimeError,
+    "ArtifactError": RuntimeError,
     "NonFiniteError": ArithmeticError,
     "NotOfferedError": AttributeError,
     "MissingExtraError": ImportError,

@@ -1,4 +1,4 @@
-"""What type checkers are told of a collection is what the catalogue says."""
+"""What type checkers know of a collection is what the catalogue defines."""
 
 import inspect
 
@@ -11,5 +11,5 @@ def parameters(function):
 
 
 def test_fired_moments_are_those_of_the_catalogue_with_the_same_arguments():
-    told = {name: parameters(function) for name, function in vars(Fired).items() if name.startswith("on_")}
-    assert told == {name: parameters(getattr(Callback, name)) for name in MOMENTS}
+    reported = {name: parameters(function) for name, function in vars(Fired).items() if name.startswith("on_")}
+    assert reported == {name: parameters(getattr(Callback, name)) for name in MOMENTS}

@@ -341,8 +341,9 @@ def test_hook_functions_with_other_arguments_are_refused():
 
 @pytest.mark.parametrize("given", [5, None, [5], "fn"])
 def test_hook_functions_value_that_is_no_function_is_refused(given):
-    refused(lambda: strict({"pre_training_hook": given}))
-    refused(lambda: hook_functions({"pre_training_hook": given}))
+    functions = {"pre_training_hook": given}
+    for make in (lambda: strict(functions), lambda: hook_functions(functions)):
+        assert isinstance(refused(make), hl.MomentError)
 
 
 @pytest.mark.parametrize("given_as", ["callbacks", "sinks"])

@@ -20,7 +20,7 @@ from hookline.testing import FakeLoop
 
 
 class Reporting(PeriodicHook):
-    """Returns what it is told to and remembers when."""
+    """Returns given results and remembers when."""
 
     def __init__(self, frequency=1, result=None, **options):
         super().__init__(frequency)
@@ -94,7 +94,7 @@ def test_manager_async_and_background_results_come_with_the_next_call_or_at_clos
 def test_manager_late_results_of_several_steps_are_all_there():
     class Waits(Reporting):
         def run(self, context):
-            assert gate.wait(10)
+            assert gate.wait(60)
             return {"a": context.step}
 
     gate = threading.Event()
@@ -107,7 +107,7 @@ def test_manager_late_results_of_several_steps_are_all_there():
 def test_manager_late_results_of_one_step_asked_for_twice_are_all_there():
     class Waits(Reporting):
         def run(self, context):
-            assert gate.wait(10)
+            assert gate.wait(60)
             return {"a": next(numbers)}
 
     gate, numbers = threading.Event(), iter(range(3))

@@ -7,7 +7,7 @@ from hookline.testing import FakeLoop, RecordingCallback
 
 
 class Failing(hl.Callback):
-    """Raises at the steps it is told to."""
+    """Raises at the given steps."""
 
     def __init__(self, *steps):
         self.steps, self.called = steps, 0
@@ -113,11 +113,11 @@ def test_base_exception_always_propagates():
 
 
 def test_failure_listener_hears_each_failure():
-    heard = []
+    received = []
     callbacks = hl.CallbackCollection([Failing(0)])
-    callbacks.health.on_failure = heard.append
+    callbacks.health.on_failure = received.append
     run(callbacks, 1)
-    assert [(f.subscriber, f.moment, f.step, str(f.error)) for f in heard] == [
+    assert [(f.subscriber, f.moment, f.step, str(f.error)) for f in received] == [
         ("failing", "on_step_end", 1, "bad step 0")
     ]
 

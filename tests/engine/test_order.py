@@ -37,7 +37,7 @@ def collection(**members):
 
 
 def refused(callbacks, error, change):
-    """The message of an error that left everything as it was."""
+    """The message of an error after which nothing has changed."""
     before = callbacks.names(), callbacks.plan(), list(callbacks)
     with pytest.raises(error) as caught:
         change()
@@ -68,7 +68,7 @@ def test_order_class_attribute_priority_is_used_and_add_wins_over_it():
     assert callbacks.names() == ["early", "listener", "demoted"]
 
 
-def test_order_after_by_name_moves_down_just_behind_the_other():
+def test_order_after_by_name_moves_down_just_after_the_other():
     callbacks = collection(a={}, b={}, c={}, urgent={"priority": 10, "after": "b"})
     assert callbacks.names() == ["a", "b", "urgent", "c"]
 
@@ -258,6 +258,13 @@ def test_insert_puts_the_member_at_a_place_whatever_its_priority():
     assert callbacks.names() == ["first", "a", "middle", "last_but_one", "b", "last"]
 
 
+def test_inserted_stays_there_when_a_higher_priority_is_added():
+    callbacks = collection(a={})
+    callbacks.insert(0, Listener(), name="first", priority=-100)
+    callbacks.add(Listener(), name="urgent", priority=100)
+    assert callbacks.names() == ["first", "urgent", "a"]
+
+
 def test_insert_where_a_constraint_breaks_is_refused():
     callbacks = collection(a={}, b={})
     message = refused(callbacks, hl.OrderError, lambda: callbacks.insert(0, Listener(), name="x", after="a"))
@@ -273,7 +280,7 @@ def test_insert_that_closes_a_cycle_is_refused_and_named():
 @pytest.mark.parametrize("index", [1.5, True, "1", None])
 def test_insert_at_bad_index_is_refused(index):
     callbacks = collection(a={}, b={})
-    refused(callbacks, hl.OptionError, lambda: callbacks.insert(index, Listener()))
+    assert repr(index) in refused(callbacks, hl.OptionError, lambda: callbacks.insert(index, Listener()))
 
 
 def test_insert_dict_of_several_hook_functions_is_refused():
@@ -352,13 +359,14 @@ def test_add_same_instance_twice_is_refused():
     listener = Listener()
     callbacks = hl.CallbackCollection([listener], strict=True)
     message = refused(callbacks, hl.DuplicateError, lambda: callbacks.add(listener, name="other"))
-    assert message == "'listener' is already here: this very instance was added before."
+    assert message == "'listener' is this instance; it was added before and cannot be added twice."
 
 
 def test_add_same_instance_twice_in_one_call_adds_none():
     listener = Listener()
     callbacks = collection(a={})
-    refused(callbacks, hl.DuplicateError, lambda: callbacks.extend([Logger(), listener, listener]))
+    message = refused(callbacks, hl.DuplicateError, lambda: callbacks.extend([Logger(), listener, listener]))
+    assert message == "'listener' is this instance; it was added before and cannot be added twice."
 
 
 def test_add_collection_to_itself_or_into_its_own_group_is_refused():
@@ -384,14 +392,14 @@ def test_add_number_that_is_taken_is_skipped():
 def test_add_duplicate_explicit_name_is_refused():
     callbacks = collection(monitor={})
     message = refused(callbacks, hl.DuplicateError, lambda: callbacks.add(Logger(), name="monitor"))
-    assert message == "The name 'monitor' is taken. Give another one, or none: then it is made unique."
+    assert message == "The name 'monitor' is taken. Give another name, or omit it to get a unique one."
 
 
 def test_add_name_set_on_the_instance_counts_as_explicit():
     named = Listener()
     named.name = "monitor"
     callbacks = collection(monitor={})
-    refused(callbacks, hl.DuplicateError, lambda: callbacks.add(named))
+    assert "'monitor'" in refused(callbacks, hl.DuplicateError, lambda: callbacks.add(named))
 
 
 def test_add_class_instead_of_instance_is_refused():

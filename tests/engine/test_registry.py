@@ -206,14 +206,14 @@ def test_entry_point_that_cannot_be_imported_is_refused_with_its_package(install
     with pytest.raises(hl.UnknownNameError) as caught:
         Registry().find("broken")
     assert str(caught.value) == (
-        "'broken' is offered by broken-plugin (broken_plugin:Alarm), but cannot be imported: "
+        "'broken' is registered by broken-plugin (broken_plugin:Alarm) and cannot be imported: "
         "ModuleNotFoundError: No module named 'no_such_module'"
     )
 
 
 def test_entry_point_without_its_attribute_is_refused(install):
     install("old-plugin", "old_plugin", PLUGIN, {"renamed": "old_plugin:Renamed"})
-    with pytest.raises(hl.UnknownNameError, match=r"offered by old-plugin \(old_plugin:Renamed\), but cannot be"):
+    with pytest.raises(hl.UnknownNameError, match=r"registered by old-plugin \(old_plugin:Renamed\) and cannot be"):
         Registry().find("renamed")
 
 

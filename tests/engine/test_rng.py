@@ -5,7 +5,7 @@ import random
 import pytest
 
 import hookline as hl
-from hookline._engine.rng import split
+from hookline._engine.hooks import split_generator
 
 
 def python_generator(seed):
@@ -50,7 +50,7 @@ every_library = pytest.mark.parametrize(
 
 @every_library
 def test_split_gives_generators_that_differ_from_one_another_and_the_original(make):
-    kept, first, second = split(make(0))
+    kept, first, second = split_generator(make(0))
     numbers = [draws(kept), draws(first), draws(second), draws(make(0))]
     assert [number for i, number in enumerate(numbers[:3]) if number in numbers[i + 1 : 3]] == []
     assert numbers[1] != numbers[3]
@@ -60,21 +60,21 @@ def test_split_gives_generators_that_differ_from_one_another_and_the_original(ma
 @every_library
 def test_split_is_of_the_same_kind(make):
     given = make(0)
-    assert [type(each) for each in split(given)] == [type(given)] * 3
+    assert [type(each) for each in split_generator(given)] == [type(given)] * 3
 
 
 @every_library
 def test_split_again_gives_others(make):
-    kept, first, second = split(make(0))
-    _, third, fourth = split(kept)
+    kept, first, second = split_generator(make(0))
+    _, third, fourth = split_generator(kept)
     numbers = [draws(each) for each in (first, second, third, fourth)]
     assert len({tuple(number) for number in numbers}) == 4
 
 
 @every_library
 def test_split_from_the_same_seed_gives_the_same(make):
-    assert [draws(each) for each in split(make(3))] == [draws(each) for each in split(make(3))]
-    assert draws(split(make(3))[1]) != draws(split(make(4))[1])
+    assert [draws(each) for each in split_generator(make(3))] == [draws(each) for each in split_generator(make(3))]
+    assert draws(split_generator(make(3))[1]) != draws(split_generator(make(4))[1])
 
 
 @every_library
@@ -95,7 +95,7 @@ def test_context_split_rng_of_immutable_key_keeps_the_advanced_one(make):
 @pytest.mark.parametrize("rng", [None, 42, "seed", [1, 2], object()])
 def test_split_of_something_else_is_refused_with_what_is_accepted(rng):
     with pytest.raises(hl.OptionError) as caught:
-        split(rng)
+        split_generator(rng)
     assert str(caught.value) == (
         f"rng={rng!r} cannot be split; give a numpy.random.Generator, a torch.Generator, a JAX key or a random.Random."
     )
@@ -104,10 +104,10 @@ def test_split_of_something_else_is_refused_with_what_is_accepted(rng):
 def test_split_of_numpy_array_that_is_no_key_is_refused():
     numpy = pytest.importorskip("numpy")
     with pytest.raises(hl.OptionError, match="cannot be split"):
-        split(numpy.zeros(3))
+        split_generator(numpy.zeros(3))
 
 
 def test_split_of_numpy_legacy_state_is_refused():
     numpy = pytest.importorskip("numpy")
     with pytest.raises(hl.OptionError, match="cannot be split"):
-        split(numpy.random.RandomState(0))
+        split_generator(numpy.random.RandomState(0))

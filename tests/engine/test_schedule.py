@@ -21,7 +21,7 @@ class FakeClock:
 
 
 class Counting(hl.Schedule):
-    """Due at even counts; remembers what it was asked and told."""
+    """Due at even counts; remembers its calls."""
 
     def __init__(self):
         self.events = []

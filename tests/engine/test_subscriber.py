@@ -1,4 +1,4 @@
-"""Options of subscribers: where they come from, which one wins, and what is refused."""
+"""Options of subscribers: sources, precedence, and refusals."""
 
 import copy
 from types import SimpleNamespace
@@ -168,10 +168,10 @@ def test_configure_works_on_hooks_and_collections():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": ""}, "Plain: name=''; give a non-empty string without '/' or outer blanks."),
-        ({"name": "a/b"}, "Plain: name='a/b'; give a non-empty string without '/' or outer blanks."),
-        ({"name": " a"}, "Plain: name=' a'; give a non-empty string without '/' or outer blanks."),
-        ({"name": 3}, "Plain: name=3; give a non-empty string without '/' or outer blanks."),
+        ({"name": ""}, "Plain: name=''; give a non-empty string without '/' or surrounding spaces."),
+        ({"name": "a/b"}, "Plain: name='a/b'; give a non-empty string without '/' or surrounding spaces."),
+        ({"name": " a"}, "Plain: name=' a'; give a non-empty string without '/' or surrounding spaces."),
+        ({"name": 3}, "Plain: name=3; give a non-empty string without '/' or surrounding spaces."),
         ({"priority": "high"}, "Plain: priority='high'; give a number, higher runs earlier."),
         ({"priority": True}, "Plain: priority=True; give a number, higher runs earlier."),
         ({"priority": float("nan")}, "Plain: priority=nan; give a number, higher runs earlier."),

@@ -12,7 +12,7 @@ from hookline.testing import FakeLoop
 
 
 class Clock:
-    """Nanoseconds that only move when told; counts how often it is read."""
+    """Nanoseconds that only the test advances; counts how often it is read."""
 
     def __init__(self):
         self.now = self.reads = 0
@@ -132,6 +132,37 @@ def test_costs_of_a_cadence_are_counted_at_its_own_calls():
     costs = callbacks.costs().by_name()
     assert (costs["rare"].calls, costs["often"].calls) == (9, 95)
     assert round(costs["rare"].total_seconds * 1e9) == 63_000
+
+
+class SlowToLog(FakeLoop):
+    """A loop that takes a second to log what a subscriber returned."""
+
+    def __init__(self, clock, callbacks):
+        super().__init__(callbacks=callbacks)
+        self.clock = clock
+
+    def log(self, *arguments, **values):
+        self.clock.now += 1_000_000_000
+        return super().log(*arguments, **values)
+
+
+def test_costs_of_recording_a_result_are_charged_to_no_subscriber():
+    callbacks = collection(clock := Clock())
+    callbacks.add(hl.on("step_end", lambda loop: {"value": 1}, name="returns"))
+    callbacks.add(hl.on("step_end", takes(clock, 1_000), name="next"))
+    SlowToLog(clock, callbacks).run_steps(100)
+    costs = {cost.name: (cost.calls, round(cost.total_seconds * 1e9)) for cost in callbacks.costs()}
+    assert costs == {"returns": (100, 0), "next": (100, 100_000)}
+    assert clock.now >= 100 * 1_000_001_000
+
+
+def test_costs_of_asking_when_are_charged_to_no_subscriber():
+    callbacks = collection(clock := Clock())
+    callbacks.add(hl.on("step_end", takes(clock, 5_000), name="asked"), when=takes(clock, 1_000_000))
+    callbacks.add(hl.on("step_end", takes(clock, 1_000), name="next"))
+    FakeLoop(callbacks=callbacks).run_steps(100)
+    costs = callbacks.costs().by_name()
+    assert (costs["next"].calls, round(costs["next"].total_seconds * 1e9)) == (100, 100_000)
 
 
 def test_costs_survive_changes_of_the_collection():

@@ -61,7 +61,7 @@ def test_arm_stage_that_nothing_trains_is_refused():
         hl.Arm("both", {"a": 1.0}, train=first, stages={"late": {"b": 1.0}})
 
 
-def test_settings_of_stages_are_compared_in_reports_and_when_taken_up(tmp_path):
+def test_settings_of_stages_are_compared_in_reports_and_when_resumed(tmp_path):
     arms = [arm("low"), arm("high", b=3.0)]
     made = [hl.ArmResult(each.name, each.settings()) for each in arms]
     assert config_differences(made) == {"low": {"stages.late.b": 2.0}, "high": {"stages.late.b": 3.0}}

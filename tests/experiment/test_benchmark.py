@@ -45,7 +45,7 @@ class Sums(Benchmark):
 
 
 class Given(Benchmark):
-    """Gives what it is told to as tasks and as scores."""
+    """Gives fixed tasks and scores."""
 
     name = "given"
 
@@ -258,7 +258,7 @@ def test_evaluate_that_fails_leaves_the_random_state_as_it_was():
     assert random.getstate() == state
 
 
-def test_evaluate_that_is_told_to_stop_asks_no_further_batch():
+def test_evaluate_asked_to_stop_requests_no_further_batch():
     answers = iter([False, False, True])
     policy = WritingPolicy()
     with pytest.raises(EvaluationStopped, match="benchmark 'sums': stopped after 4 of 6 tasks"):

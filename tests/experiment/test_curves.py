@@ -48,7 +48,7 @@ def test_curves_of_equal_repeats_agree_with_numpy():
     assert curve.n == (3,) * 20
 
 
-def test_curves_of_unequal_lengths_go_on_with_those_that_are_left():
+def test_curves_of_unequal_lengths_continue_with_those_that_are_left():
     (curve,) = experiment(("a", [recorded(rows([1, 2, 3, 4])), recorded(rows([3, 4]))])).curves("loss")
 
     assert (curve.steps, curve.mean, curve.n) == ((1, 2, 3, 4), (2.0, 3.0, 3.0, 4.0), (2, 2, 1, 1))
@@ -169,7 +169,7 @@ def test_picture_of_many_arms_shows_the_best_twelve_and_says_so(monkeypatch):
     assert drawn["title"] == "test, the best 12 of 15 arms"
 
 
-def test_plot_writes_the_picture_where_it_is_told(tmp_path):
+def test_plot_writes_the_picture_to_the_given_path(tmp_path):
     pytest.importorskip("matplotlib")
     result = experiment(("a", [recorded(rows([1, 2]))]), output_dir=tmp_path / "home")
 
@@ -194,3 +194,14 @@ def test_picture_without_matplotlib_says_what_to_install(monkeypatch):
 
     with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[experiment\]'"):
         experiment(("a", [recorded(rows([1, 2]))])).picture()
+
+
+def test_result_in_a_notebook_has_a_row_and_a_chart_per_arm_and_escapes_names():
+    runs = [recorded(rows(range(500)), metrics={"loss": 2.0})]
+    result = experiment(("<b>low", runs), ("high", [RunResult("run-r1", "failed", {})]))
+    html = result._repr_html_()
+    assert html.count("<tr>") == 3
+    assert html.count("<polyline") == 1
+    assert ("&lt;b&gt;low" in html, "<b>" in html) == (True, False)
+    assert "1 run failed." in html
+    assert len(html) < 6_000

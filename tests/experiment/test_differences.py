@@ -67,7 +67,7 @@ def test_difference_of_one_single_repeat_and_several_has_no_interval():
     assert difference_of([0.5], [0.7, 0.8]).interval is None
 
 
-def test_difference_of_arms_without_spread_is_told_apart_unless_they_are_equal():
+def test_difference_of_arms_without_spread_is_distinguished_unless_they_are_equal():
     apart, alike = difference_of([0.1] * 3, [0.2] * 3), difference_of([0.1] * 3, [0.1] * 2)
 
     assert (apart.interval, apart.separated, apart.repeats_to_separate) == ((0.1, 0.1), True, 2)

@@ -287,17 +287,17 @@ def test_arm_that_fails_leaves_the_others_as_they_are(executor, reference, tmp_p
 
 @in_all
 @pytest.mark.parametrize("error", [RuntimeError, BrokenPipeError])
-def test_watch_that_raises_is_told_no_more_and_the_runs_are_as_they_are(executor, error, reference, tmp_path, caplog):
+def test_watch_that_raises_is_called_no_more_and_the_runs_are_unaffected(executor, error, reference, tmp_path, caplog):
     def watch(what, about):
-        told.append(what)
+        reported.append(what)
         if what == "message":
             raise error("nobody sees it")
 
-    told = []
+    reported = []
     made = experiment(tmp_path, executor, [plain_arm()], repeats=1).run(watch=watch, report=False)
 
     assert results(made) == {"plain-r0": reference[0]["plain-r0"]}
-    assert told == ["started", "message"]
+    assert reported == ["started", "message"]
     assert caplog.text.count("The experiment's watch callback failed and is dropped. The experiment continues.") == 1
 
 
@@ -379,7 +379,7 @@ class StopsAProcess(ProcessExecutor):
         return super().wait(on_message)
 
 
-def require_stopped_and_taken_up(made, expected):
+def check_stopped_and_resumed(made, expected):
     stopped = made.run(report=False)
     assert stopped.status == "stopped"
     assert [(run.run_key, run.status) for run in stopped.arms[0].runs] == [
@@ -390,13 +390,13 @@ def require_stopped_and_taken_up(made, expected):
 
 
 @in_all
-def test_stop_that_is_asked_for_before_a_run_begins_leaves_it_to_be_taken_up(executor, reference, tmp_path):
+def test_stop_before_a_run_begins_leaves_it_resumable(executor, reference, tmp_path):
     made = experiment(tmp_path, executor, [plain_arm()], callbacks=[StopsTheDriver(tmp_path / "marker")])
-    require_stopped_and_taken_up(made, reference[0])
+    check_stopped_and_resumed(made, reference[0])
 
 
-def test_stop_that_meets_a_process_before_it_listens_leaves_its_run_to_be_taken_up(reference, tmp_path):
-    require_stopped_and_taken_up(experiment(tmp_path, StopsAProcess(), [plain_arm()]), reference[0])
+def test_stop_before_a_process_handles_signals_leaves_its_run_resumable(reference, tmp_path):
+    check_stopped_and_resumed(experiment(tmp_path, StopsAProcess(), [plain_arm()]), reference[0])
 
 
 HOLDS_THE_RUN = """

@@ -17,32 +17,34 @@ class Scope(hl.Callback):
     """Remembers the experiment's moments; what its copies hear goes to a list of their own."""
 
     def __init__(self):
-        self.heard = []
+        self.received = []
 
     def on_experiment_start(self, ctx):
-        self.heard.append("experiment")
+        self.received.append("experiment")
         ctx.ids["experiment_id"] = "E"
 
     def on_group_start(self, ctx, group_name):
-        self.heard.append(f"group {group_name} in {ctx.ids['experiment_id']}")
+        self.received.append(f"group {group_name} in {ctx.ids['experiment_id']}")
         ctx.ids[f"group:{group_name}"] = f"G-{group_name}"
 
     def on_run_start(self, ctx):
         parents = (ctx.ids["experiment_id"], ctx.ids[f"group:{ctx.group_name}"])
-        self.heard.append(f"run {ctx.run_key} of {parents} {ctx.status}")
+        self.received.append(f"run {ctx.run_key} of {parents} {ctx.status}")
         ctx.ids["run_id"] = f"R-{ctx.run_key}"
 
     def on_benchmark_eval(self, ctx, eval_result, predictions, *, step=None):
-        self.heard.append(f"{eval_result.name} {ctx.run_key} {step} {len(predictions)}")
+        self.received.append(f"{eval_result.name} {ctx.run_key} {step} {len(predictions)}")
 
     def on_run_end(self, ctx, run_result, arm):
-        self.heard.append(f"end {ctx.run_key} {ctx.status} {ctx.error} {arm.name} {len(arm.runs)} {ctx.ids['run_id']}")
+        self.received.append(
+            f"end {ctx.run_key} {ctx.status} {ctx.error} {arm.name} {len(arm.runs)} {ctx.ids['run_id']}"
+        )
 
     def on_group_end(self, ctx, group_name):
-        self.heard.append(f"group end {group_name}")
+        self.received.append(f"group end {group_name}")
 
     def on_experiment_end(self, ctx, result):
-        self.heard.append(f"experiment end {result.name} {ctx.status}")
+        self.received.append(f"experiment end {result.name} {ctx.status}")
 
 
 class Echo(hl.Benchmark):
@@ -90,7 +92,7 @@ def test_experiment_of_two_arms_fires_its_scope_on_an_instance_without_moments_o
         runs = [*run(f"{arm}-r0", arm, 1), *run(f"{arm}-r1", arm, 2)]
         return [f"group {arm} in E", *runs, f"group end {arm}"]
 
-    assert scope.heard == [
+    assert scope.received == [
         "experiment", *group("lr=0.1"), *group("lr=0.2"), "experiment end letters completed",
     ]  # fmt: skip
 
@@ -103,13 +105,13 @@ class Owner(Scope):
         self.sink = (ctx.output_dir / "sink.txt").open("w")
 
     def on_step_end(self, loop, step_idx):
-        self.heard.append(f"step {step_idx} of {loop.ctx.ids['run_id']}")
+        self.received.append(f"step {step_idx} of {loop.ctx.ids['run_id']}")
         print(loop.ctx.run_key, step_idx, file=self.sink)
 
     def on_run_end(self, ctx, run_result, arm):
         super().on_run_end(ctx, run_result, arm)
         self.sink.close()
-        (ctx.output_dir / "heard.json").write_text(json.dumps(self.heard))
+        (ctx.output_dir / "received.json").write_text(json.dumps(self.received))
 
 
 def test_experiment_instance_with_both_scopes_hears_each_run_in_a_copy_from_its_start_to_its_end(tmp_path):
@@ -118,7 +120,7 @@ def test_experiment_instance_with_both_scopes_hears_each_run_in_a_copy_from_its_
     key = "lr=0.2-r1"
     assert outcome.status == "completed"
     assert (tmp_path / key / "sink.txt").read_text().split() == [key, "0", key, "1", key, "2", key, "3"]
-    assert json.loads((tmp_path / key / "heard.json").read_text())[-8:] == [
+    assert json.loads((tmp_path / key / "received.json").read_text())[-8:] == [
         f"run {key} of ('E', 'G-lr=0.2') running",
         *[f"step {step} of R-{key}" for step in range(4)],
         f"echo {key} 4 3",
@@ -126,7 +128,7 @@ def test_experiment_instance_with_both_scopes_hears_each_run_in_a_copy_from_its_
         f"end {key} completed None lr=0.2 2 R-{key}",
     ]
     groups = [f"{what} lr=0.{n}{where}" for n in (1, 2) for what, where in (("group", " in E"), ("group end", ""))]
-    assert owner.heard == ["experiment", *groups, "experiment end letters completed"]
+    assert owner.received == ["experiment", *groups, "experiment end letters completed"]
 
 
 def test_experiment_copy_for_a_run_has_what_the_instance_set_when_the_experiment_started(tmp_path, caplog):
@@ -254,9 +256,9 @@ def test_experiment_run_is_recorded_like_any_other_with_its_place(tmp_path):
     scored = [(row.axis, row.step, row.values["echo/accuracy"]) for row in rows if "echo/accuracy" in row.values]
     assert scored == [("eval", 2, 2 / 3), ("eval", 4, 2 / 3), ("final", 4, 2 / 3)]
     samples = [record for record in read(directory) if isinstance(record, Sample) and record.axis == "final"]
-    told = [(s.prompt, s.completion, s.expected, s.total, s.lesson, s.extra["task_id"]) for s in samples]
+    reported = [(s.prompt, s.completion, s.expected, s.total, s.lesson, s.extra["task_id"]) for s in samples]
     ids = [task.id for task in Echo().tasks()]
-    assert told == [
+    assert reported == [
         ("a", "a", "a", 1.0, "echo", ids[0]),
         ("b", "?", "b", 0.0, "echo", ids[1]),
         ("cc", "cc", "cc", 1.0, "echo", ids[2]),
@@ -306,21 +308,21 @@ def test_experiment_benchmark_within_a_training_decides_which_checkpoints_are_ke
 
 
 def test_experiment_benchmark_within_a_training_is_an_evaluation_like_any_other(tmp_path):
-    heard = []
+    received = []
 
     class Listens(hl.Callback):
         def on_step_end(self, loop, step_idx, batch, metrics):
-            heard.append(("step_end", step_idx + 1))
+            received.append(("step_end", step_idx + 1))
 
         def on_log(self, loop, step, metrics):
-            heard.append(("log", step, *metrics))
+            received.append(("log", step, *metrics))
 
         def on_eval(self, loop, step_idx, eval_name, metrics):
-            heard.append(("eval", step_idx + 1, eval_name, *metrics))
+            received.append(("eval", step_idx + 1, eval_name, *metrics))
             loop.log(of_eval=1)
 
     experiment(tmp_path, [hl.Arm("a", {"lr": 1.0})], benchmarks=[Echo(every=4)], callbacks=[Listens]).run()
-    at_four = [each for each in heard if each[1] == 4]
+    at_four = [each for each in received if each[1] == 4]
     assert at_four[:5] == [
         ("step_end", 4),
         ("log", 4, "loss"),
@@ -349,14 +351,14 @@ def test_experiment_started_again_skips_what_is_complete(tmp_path):
     second = experiment(tmp_path, callbacks=[scope], train=never).run()
     assert results(second) == results(first)
     assert second.to_markdown() == first.to_markdown()
-    assert scope.heard == ["experiment", "experiment end letters completed"]
+    assert scope.received == ["experiment", "experiment end letters completed"]
 
 
 def test_experiment_with_more_repeats_and_arms_makes_only_those(tmp_path):
     experiment(tmp_path).run()
     scope = Scope()
     outcome = experiment(tmp_path, hl.grid(lr=[0.1, 0.2, 0.3]), repeats=2, callbacks=[scope]).run()
-    made = [line.split()[1] for line in scope.heard if line.startswith("run ")]
+    made = [line.split()[1] for line in scope.received if line.startswith("run ")]
     assert made == ["lr=0.1-r1", "lr=0.2-r1", "lr=0.3-r0", "lr=0.3-r1"]
     assert len(results(outcome)) == 6
 
@@ -378,7 +380,7 @@ def test_experiment_failing_arm_leaves_the_others_as_they_are(tmp_path):
         status, metrics = found.pop(key)
         assert (status, metrics["loss"]) == ("failed", 1.0)
     assert found == undisturbed
-    assert "end bad-r1 failed ValueError: out of luck bad 2 R-bad-r1" in scope.heard
+    assert "end bad-r1 failed ValueError: out of luck bad 2 R-bad-r1" in scope.received
     kept = json.loads((tmp_path / "b" / "bad-r0" / "result.json").read_text())
     assert kept["error"].endswith("ValueError: out of luck\n")
     assert "in breaks" in kept["error"]

@@ -93,7 +93,7 @@ def error_of(load, text, *overrides):
     return str(caught.value).removeprefix(f"{Path.cwd()}/files/")
 
 
-def test_arms_by_dotted_paths_and_by_mappings_go_on_top_of_the_base(load):
+def test_arms_by_dotted_paths_and_by_mappings_override_the_base(load):
     experiment = load(
         SFT
         + """
@@ -227,7 +227,7 @@ grid: {lr: [4.0]}
     assert {key[0] for key in trained(load(STAGED))} == {"base"}
 
 
-def test_settings_of_a_stage_go_on_top_of_what_trains_in_it(load):
+def test_settings_of_a_stage_override_those_of_its_training(load):
     text = SFT + f"  stages: {{grpo: {GRPO}}}\nstages: [sft, {{name: grpo, rollout.prompts: 3, train.max_steps: 9}}]\n"
     made = trained(load(text))
     assert (made["base", "grpo"].rollout.prompts, made["base", "grpo"].train.max_steps) == (3, 9)
@@ -347,7 +347,7 @@ WRONG = {
     ),
     "two arms of one name": (
         FUNCTION + "arms: {'lr=1': {lr: 2}}\ngrid: {lr: [1]}\n",
-        "exp.yaml:4: grid: two arms are called 'lr=1'. Give each a name of its own.",
+        "exp.yaml:4: grid: two arms are called 'lr=1'. Give each a different name.",
     ),
     "a name with a slash": (
         FUNCTION + "arms: {a/b: {}}\n",
@@ -412,7 +412,10 @@ WRONG = {
     ),
     "no end": (
         SFT.replace("max_steps: 20, ", "") + "arms:\n  a: {train.max_steps: 1}\n  b:\n",
-        "exp.yaml:9: arms.b: arm 'b': How long to train? Give the TrainerConfig epochs= or max_steps=, or both.",
+        (
+            "exp.yaml:9: arms.b: arm 'b': The training has no end: give TrainerConfig(epochs=...) or "
+            "TrainerConfig(max_steps=...)."
+        ),
     ),
     "a misspelt stages of an arm": (
         SFT + "arms:\n  low: {stage: {}}\n",

@@ -22,7 +22,8 @@ import hookline as hl
 from hookline._record import files
 from hookline._record.reader import read
 from hookline._record.records import Event
-from hookline.experiment.directory import LOCK, ExperimentStore
+from hookline._record.run_directory import EXPERIMENT_LOCK
+from hookline.experiment.directory import ExperimentStore
 from hookline.rl.types import Task
 
 PROCESSES = {"local": {"processes": 2}}
@@ -66,13 +67,44 @@ def test_process_that_dies_before_it_reads_a_large_run_fails_it(tmp_path, monkey
     )
 
 
-def test_process_that_ends_while_it_is_looked_for_messages_has_its_outcome_heard(tmp_path, monkeypatch):
-    poll = multiprocessing.connection.Connection.poll
+def test_run_that_cannot_be_sent_to_a_process_is_refused_before_anything_runs(tmp_path):
+    started = []
+    arms = [hl.Arm("a", train=quick), hl.Arm("b", {"lock": threading.Lock()}, train=quick)]
+    callbacks = [hl.on("experiment_start", started.append)]
+    with pytest.raises(hl.OptionError, match="b-r0 cannot be sent to another process.*cannot pickle '_thr"):
+        experiment(tmp_path / "e", *arms, executor=PROCESSES, callbacks=callbacks).run()
+    assert (started, (tmp_path / "e").exists()) == ([], False)
+
+
+def test_run_whose_context_cannot_be_sent_fails_without_its_own_subscribers(tmp_path):
+    life = []
+
+    class Opens(hl.Callback):
+        def on_run_start(self, ctx):
+            ctx.ids["handle"] = threading.Lock()
+
+        def on_run_end(self, ctx, run_result, arm):
+            life.append(("experiment", run_result.status))
+
+    class Logs(hl.Callback):  # copied for each run, since it has moments of the training
+        def on_step_end(self, loop):
+            life.append("step")
+
+        def on_run_end(self, ctx, run_result, arm):
+            life.append(("run", run_result.status))
+
+    run = runs(experiment(tmp_path, ("a", quick), executor=PROCESSES, callbacks=[Opens(), Logs()]).run())["a-r0"]
+    assert (run.status, life) == ("failed", [("experiment", "failed")])
+    assert "cannot pickle" in run.error
+
+
+def test_process_that_ends_while_messages_are_read_has_its_outcome_received(tmp_path, monkeypatch):
+    poll, others = multiprocessing.connection.Connection.poll, set(multiprocessing.active_children())
 
     def poll_and_wait_for_its_end(line, *timeout):
         found = poll(line, *timeout)
         if not found:
-            wait_until(lambda: not multiprocessing.active_children())
+            wait_until(lambda: others.issuperset(multiprocessing.active_children()))
         return found
 
     monkeypatch.setattr(multiprocessing.connection.Connection, "poll", poll_and_wait_for_its_end)
@@ -129,7 +161,7 @@ def test_libraries_that_a_run_loads_are_seeded_when_they_load(tmp_path):
     assert drawn[0][0] != drawn[0][1]
 
 
-def test_function_that_never_said_what_to_save_begins_anew(tmp_path):
+def test_function_that_never_set_what_to_save_starts_over(tmp_path):
     tries = []
 
     class Saves(hl.Callback):
@@ -151,7 +183,7 @@ def test_function_that_never_said_what_to_save_begins_anew(tmp_path):
     assert (tries, runs(result)["a-r0"].metrics["final"]) == ([0, 0], 8)
 
 
-def test_settings_that_are_not_finite_can_be_taken_up(tmp_path):
+def test_settings_that_are_not_finite_can_be_resumed(tmp_path):
     for _ in range(2):
         result = experiment(tmp_path, hl.Arm("a", {"clip": math.inf, "x": math.nan}, train=quick)).run()
         assert statuses(result) == {"a-r0": "completed"}
@@ -214,7 +246,7 @@ class Settings:
 
 
 def test_nothing_leaks_from_one_run_into_the_next(tmp_path):
-    heard = []
+    received = []
 
     class Sink:
         def __init__(self):
@@ -222,7 +254,7 @@ def test_nothing_leaks_from_one_run_into_the_next(tmp_path):
 
         def __call__(self, report_data, step):
             self.rows += 1
-            heard.append(self.rows)
+            received.append(self.rows)
 
     def train(ctx, run):
         run.config.layers.append(1)
@@ -232,11 +264,11 @@ def test_nothing_leaks_from_one_run_into_the_next(tmp_path):
 
     arm = hl.Arm("a", Settings([]), train=train)
     result = experiment(tmp_path, arm, repeats=3, benchmarks=[Counts()], sinks=[Sink()]).run()
-    told = [
+    reported = [
         (run.metrics["layers"], run.metrics["seed"], run.metrics["counts/accuracy"]) for run in runs(result).values()
     ]
-    assert told == [(1, 5, 1.0), (1, 6, 1.0), (1, 7, 1.0)]
-    assert max(heard) * 3 == len(heard)
+    assert reported == [(1, 5, 1.0), (1, 6, 1.0), (1, 7, 1.0)]
+    assert max(received) * 3 == len(received)
 
 
 def test_a_run_that_is_cancelled_fails_alone(tmp_path):
@@ -288,7 +320,7 @@ def test_a_signal_before_the_training_begins_stops_it_at_its_first_step(tmp_path
 
 @pytest.mark.parametrize("executor", ["local", PROCESSES], ids=["local", "processes"])
 @pytest.mark.parametrize("moment", ["on_run_start", "on_benchmark_eval", "on_run_end"])
-def test_a_critical_callback_fails_the_run_that_it_was_told_of(tmp_path, moment, executor):
+def test_a_critical_callback_fails_the_run_that_it_observes(tmp_path, moment, executor):
     class Critical(hl.Callback):
         critical = True
 
@@ -305,7 +337,7 @@ def test_a_critical_callback_fails_the_run_that_it_was_told_of(tmp_path, moment,
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["critical", "strict"])
-def test_a_callback_that_ends_a_run_is_told_with_its_exception_first(tmp_path, caplog, strict):
+def test_a_callback_that_ends_a_run_is_reported_with_its_exception_first(tmp_path, caplog, strict):
     class Full(hl.Callback):
         critical = not strict
 
@@ -316,13 +348,13 @@ def test_a_callback_that_ends_a_run_is_told_with_its_exception_first(tmp_path, c
 
     class Told(hl.Callback):
         def on_run_end(self, ctx, run_result, arm):
-            told.append(ctx.error)
+            reported.append(ctx.error)
 
-    told = []
+    reported = []
     train = hl.Arm("a", lambda ctx, run: list(run.steps(2)))
     experiment(tmp_path, train, callbacks=[Full(), Told(), Told], strict=strict).run()
     words = "ValueError: disk of the server is full (hookline: raised by full at on_step_end, step 1)"
-    assert told == [words, words]
+    assert reported == [words, words]
     assert f"a-r0 failed: {words}" in caplog.messages
 
 
@@ -383,22 +415,22 @@ def test_an_experiment_that_is_refused_leaves_the_running_one_its_lock(tmp_path,
             try:
                 intruder.run()
             except hl.ConfigError as error:
-                told.append((str(error), files.is_locked(tmp_path / LOCK)))
+                reported.append((str(error), files.is_locked(tmp_path / EXPERIMENT_LOCK)))
 
-    told = []
+    reported = []
     made = experiment(tmp_path, ("a", quick), callbacks=[Intrudes()])
     assert statuses(made.run()) == {"a-r0": "completed"}
-    assert told == [(f"{tmp_path}: this experiment is running already.", True)]
-    assert not files.is_locked(tmp_path / LOCK)
+    assert reported == [(f"{tmp_path}: this experiment is running already.", True)]
+    assert not files.is_locked(tmp_path / EXPERIMENT_LOCK)
 
 
 def test_a_store_that_is_closed_without_having_been_opened_leaves_the_lock_of_another(tmp_path):
     made = experiment(tmp_path, ("a", quick))
     made.store.open(made.name, made.describe())
     ExperimentStore(tmp_path).close()
-    assert files.is_locked(tmp_path / LOCK)
+    assert files.is_locked(tmp_path / EXPERIMENT_LOCK)
     made.store.close()
-    assert not files.is_locked(tmp_path / LOCK)
+    assert not files.is_locked(tmp_path / EXPERIMENT_LOCK)
 
 
 def test_ids_that_cannot_be_written_are_said_and_written_with_the_next(tmp_path, caplog):
@@ -419,7 +451,7 @@ def test_ids_that_cannot_be_written_are_said_and_written_with_the_next(tmp_path,
     assert written == {"experiment_id": id_, "tracker": "t-1", "group:a": f"{id_}/a", "group:b": f"{id_}/b"}
 
 
-def test_a_result_that_cannot_be_written_is_said_and_the_experiment_goes_on(tmp_path, caplog):
+def test_a_result_that_cannot_be_written_is_reported_and_the_experiment_continues(tmp_path, caplog):
     (tmp_path / "a-r0" / "result.json" / "in the way").mkdir(parents=True)
     made = experiment(tmp_path, ("a", quick), ("b", quick))
     with pytest.raises(hl.ConfigError, match="cannot be read"):
@@ -529,7 +561,7 @@ def test_experiment_leaves_the_random_state_of_its_caller_alone(tmp_path):
     assert random.getstate() == before
 
 
-def test_script_without_a_guard_is_told_so(tmp_path):
+def test_script_without_a_guard_gets_advice(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import hookline as hl\n"

@@ -107,10 +107,16 @@ def script(tmp_path_factory):
     return path
 
 
-def start(script, kind, directory, executor="'local'", strikes=None):
-    """Run the script to its end, whatever that is, with everything that it started."""
-    command = [sys.executable, str(script), kind, str(directory), executor, repr(strikes)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+@pytest.fixture(scope="module")
+def start(torch_programs, script):
+    """Runs the script to its end, whatever that is, with everything that it started."""
+
+    def run(kind, directory, executor="'local'", strikes=None):
+        program = torch_programs.start(script, kind, directory, executor, repr(strikes), merge=False)
+        out, err = program.communicate(240)
+        return subprocess.CompletedProcess([], program.returncode, out, err)
+
+    return run
 
 
 def outcome(directory):
@@ -123,12 +129,12 @@ def outcome(directory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(script, tmp_path_factory):
+def undisturbed(start, tmp_path_factory):
     """What each kind of arm ends with where nothing happens."""
     found = {}
     for kind in ("trainer", "function"):
         directory = tmp_path_factory.mktemp("undisturbed") / "e"
-        done = start(script, kind, directory)
+        done = start(kind, directory)
         assert done.returncode == 0, done.stderr
         found[kind] = outcome(directory)
     return found
@@ -142,28 +148,28 @@ def strike(tmp_path, at, whom, number):
     ("kind", "at"),  # in the middle of a training, before its benchmarks, before it is marked as complete
     [("trainer", 5), ("trainer", "trained"), ("function", 5), ("function", "trained"), ("function", "ended")],
 )
-def test_experiment_killed_and_started_again_ends_with_the_same_table(script, undisturbed, tmp_path, kind, at):
+def test_experiment_killed_and_started_again_ends_with_the_same_table(start, undisturbed, tmp_path, kind, at):
     directory, strikes = tmp_path / "e", strike(tmp_path, at, "self", signal.SIGKILL)
-    killed = start(script, kind, directory, strikes=strikes)
+    killed = start(kind, directory, strikes=strikes)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     complete = [path.parent.name for path in directory.glob("*/result.json")]
     assert complete == ["m,learning_rate=0.05-r0"]
-    again = start(script, kind, directory, strikes=strikes)
+    again = start(kind, directory, strikes=strikes)
     assert again.returncode == 0, again.stderr
     assert outcome(directory) == undisturbed[kind]
 
 
-def test_experiment_killed_with_runs_in_processes_ends_with_the_same_table(script, undisturbed, tmp_path):
+def test_experiment_killed_with_runs_in_processes_ends_with_the_same_table(start, undisturbed, tmp_path):
     directory, strikes = tmp_path / "e", strike(tmp_path, 5, "parent", signal.SIGKILL)
-    assert start(script, "function", directory, PROCESSES, strikes).returncode == -signal.SIGKILL
-    again = start(script, "function", directory, PROCESSES, strikes)
+    assert start("function", directory, PROCESSES, strikes).returncode == -signal.SIGKILL
+    again = start("function", directory, PROCESSES, strikes)
     assert again.returncode == 0, again.stderr
     assert outcome(directory) == undisturbed["function"]
 
 
-def test_experiment_run_killed_leaves_the_others_and_is_made_when_started_again(script, undisturbed, tmp_path):
+def test_experiment_run_killed_leaves_the_others_and_is_made_when_started_again(start, undisturbed, tmp_path):
     directory, strikes = tmp_path / "e", strike(tmp_path, 5, "self", signal.SIGKILL)
-    first = start(script, "function", directory, PROCESSES, strikes)
+    first = start("function", directory, PROCESSES, strikes)
     assert first.returncode == 0, first.stderr
     assert f"{KEY}:failed" in first.stdout
     failed = json.loads((directory / KEY / "result.json").read_text())
@@ -171,20 +177,20 @@ def test_experiment_run_killed_leaves_the_others_and_is_made_when_started_again(
     found, expected = dict(outcome(directory)[1]), dict(undisturbed["function"][1])
     del found[KEY], expected[KEY]
     assert found == expected
-    again = start(script, "function", directory, PROCESSES, strikes)
+    again = start("function", directory, PROCESSES, strikes)
     assert again.returncode == 0, again.stderr
     assert outcome(directory) == undisturbed["function"]
 
 
 @pytest.mark.parametrize(("executor", "whom"), [("'local'", "self"), (PROCESSES, "parent")])
-def test_experiment_asked_to_stop_saves_and_goes_on_later(script, undisturbed, tmp_path, executor, whom):
+def test_experiment_asked_to_stop_saves_and_continues_later(start, undisturbed, tmp_path, executor, whom):
     directory, strikes = tmp_path / "e", strike(tmp_path, 5, whom, signal.SIGTERM)
-    stopped = start(script, "function", directory, executor, strikes)
+    stopped = start("function", directory, executor, strikes)
     assert stopped.returncode == 0, stopped.stderr
     assert stopped.stdout.startswith("stopped "), stopped.stdout
     assert stopped.stderr.count("SIGTERM: stopping after this step.") == 1, stopped.stderr
     assert not (directory / "m,learning_rate=0.01-r1" / "result.json").exists()
-    again = start(script, "function", directory, executor, strikes)
+    again = start("function", directory, executor, strikes)
     assert again.stdout.startswith("completed "), again.stderr
     assert outcome(directory) == undisturbed["function"]
 

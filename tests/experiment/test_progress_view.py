@@ -32,7 +32,7 @@ def train(ctx, run):
     for _ in run.steps(2):
         run.log(loss=0.5)
     if run.config["fails"]:
-        raise ValueError("as it was told to")
+        raise ValueError("as the test wants it")
 
 
 class Scene:
@@ -146,7 +146,7 @@ def test_view_in_a_log_file_prints_a_line_for_each_start_and_end(tmp_path):
     ]
 
 
-def test_view_of_an_experiment_that_goes_on_counts_what_is_complete(tmp_path):
+def test_view_of_an_experiment_that_continues_counts_what_is_complete(tmp_path):
     arms = [Arm("good", {"fails": False}, train=train), Arm("bad", {"fails": True}, train=train)]
     experiment = Experiment("real", arms, output_dir=tmp_path / "real")
     experiment.run(report=False)

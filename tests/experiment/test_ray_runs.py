@@ -1,4 +1,4 @@
-"""Runs as tasks of Ray: what they ask for, what is heard of them, and how they stop, die and are taken up."""
+"""Runs as tasks of Ray: what they ask for, what they report, and how they stop, die and are resumed."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ from hookline.experiment.ray_executor import RayExecutor
 from hookline.rl.ray_cluster import RayCluster
 
 STEPS = 6
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +78,17 @@ class Watch:
     """What happens to runs, and how many were under way at once."""
 
     def __init__(self, then=lambda what, about: None):
-        self.heard, self.under_way, self.most, self.then = [], set(), 0, then
+        self.received, self.under_way, self.most, self.then = [], set(), 0, then
 
     def __call__(self, what, about):
         key = getattr(about, "run_key", None) or about.key
-        self.heard.append((what, key, about))
+        self.received.append((what, key, about))
         (self.under_way.discard if what == "ended" else self.under_way.add)(key)
         self.most = max(self.most, len(self.under_way))
         self.then(what, about)
 
     def of(self, key):
-        return [(what, about) for what, of, about in self.heard if of == key]
+        return [(what, about) for what, of, about in self.received if of == key]
 
 
 def experiment(path, executor="ray", *, arms=2, config=None, **options):
@@ -126,6 +126,25 @@ def test_ray_executor_is_built_from_its_name_or_a_mapping():
     assert isinstance(make_executor({"ray": options}), RayExecutor)
 
 
+def distance(ctx, run):
+    for _ in run.steps(3):
+        with run.validate() as val:
+            val.log(loss=abs(run.config["x"] - 0.3))
+
+
+def test_search_on_ray_prunes_trials_and_is_not_repeated(ray, tmp_path):
+    def search(trials):
+        options = hl.Optuna({"x": {"low": 0.0, "high": 1.0}}, metric="val/loss", trials=trials, sampler="random")
+        arm = hl.Arm("a", {"x": 0.0}, train=distance)
+        where = {"output_dir": tmp_path / "e", "executor": {"ray": {"max_runs": 2}}}
+        return hl.Experiment("e", [arm], search=options, **where).run(report=False)
+
+    first, again = search(10), search(11)
+    assert {trial.state for trial in first.search.trials} == {"complete", "pruned"}
+    assert again.search.trials[:10] == first.search.trials
+    assert len(again.search.trials) == 11
+
+
 class HoldsALock(hl.Callback):
     def __init__(self):
         self.lock = threading.Lock()
@@ -147,7 +166,7 @@ def test_run_that_cannot_be_pickled_is_refused_before_anything_runs(ray, tmp_pat
     assert not (tmp_path / "experiment").exists()
 
 
-def test_messages_arrive_in_order_while_the_run_goes_on(ray, tmp_path):
+def test_messages_arrive_in_order_while_the_run_continues(ray, tmp_path):
     gate = tmp_path / "gate"
 
     def open_gate(what, about):
@@ -158,10 +177,10 @@ def test_messages_arrive_in_order_while_the_run_goes_on(ray, tmp_path):
     made = experiment(tmp_path, config={"gate": str(gate)}, arms=1, benchmarks=[Total()]).run(watch=watch, report=False)
 
     assert statuses(made) == {"arm0-r0": "completed"}
-    heard = watch.of("arm0-r0")
-    assert [what for what, _ in heard] == ["started", *["message"] * (len(heard) - 2), "ended"]
-    assert [about.step for _, about in heard if isinstance(about, BenchmarkScored)] == [2, 4, 6, None]
-    steps = [about.step for _, about in heard if isinstance(about, Progress)]
+    received = watch.of("arm0-r0")
+    assert [what for what, _ in received] == ["started", *["message"] * (len(received) - 2), "ended"]
+    assert [about.step for _, about in received if isinstance(about, BenchmarkScored)] == [2, 4, 6, None]
+    steps = [about.step for _, about in received if isinstance(about, Progress)]
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (0, STEPS)
     assert made.arms[0].runs[0].metrics["pid"] != os.getpid()
@@ -227,7 +246,7 @@ def test_run_without_a_place_waits_alone_and_never_begins_when_it_is_stopped(ray
         ray.kill(holder)
 
     assert made.status == "stopped"
-    assert [(what, key) for what, key, _ in watch.heard] == [("started", "arm0-r0"), ("ended", "arm0-r0")]
+    assert [(what, key) for what, key, _ in watch.received] == [("started", "arm0-r0"), ("ended", "arm0-r0")]
     begun = {key: status for key, status in statuses(made).items() if status != "waiting"}
     assert begun == {"arm0-r0": "stopped"}
     assert made.arms[0].runs[0].error == "It was stopped before it had begun."
@@ -236,15 +255,21 @@ def test_run_without_a_place_waits_alone_and_never_begins_when_it_is_stopped(ray
     assert statuses(experiment(tmp_path).run(report=False)) == {"arm0-r0": "completed", "arm1-r0": "completed"}
 
 
-def test_mailbox_that_is_killed_is_replaced_and_the_run_goes_on(ray, tmp_path):
+def is_mailbox(process):
+    try:
+        return process.name().startswith("ray::Mailbox")
+    except psutil.NoSuchProcess:  # workers that Ray does not need come and go
+        return False
+
+
+def test_mailbox_that_is_killed_is_replaced_and_the_run_continues(ray, tmp_path):
     gate, killed = tmp_path / "gate", []
 
     def kill(what, about):
         if (
             isinstance(about, BenchmarkScored) and about.step == 2
         ):  # now it waits at its gate, and has nothing else to tell
-            everybody = psutil.Process().children(recursive=True)
-            killed.extend(each for each in everybody if each.name().startswith("ray::Mailbox"))
+            killed.extend(filter(is_mailbox, psutil.Process().children(recursive=True)))
             for each in killed:
                 each.kill()
                 each.wait(PATIENCE_SECONDS)
@@ -254,10 +279,10 @@ def test_mailbox_that_is_killed_is_replaced_and_the_run_goes_on(ray, tmp_path):
     config = {"gate": str(gate)}
     made = experiment(tmp_path, arms=1, config=config, benchmarks=[Total()]).run(watch=watch, report=False)
 
-    assert len(killed) == 1
+    assert killed
     assert statuses(made) == {"arm0-r0": "completed"}
-    told = [about.step for _, about in watch.of("arm0-r0") if isinstance(about, BenchmarkScored)]
-    assert told == [2, 4, 6, None]
+    reported = [about.step for _, about in watch.of("arm0-r0") if isinstance(about, BenchmarkScored)]
+    assert reported == [2, 4, 6, None]
 
 
 DRIVER = """
@@ -326,7 +351,7 @@ def wait_for(*paths):
     raise TimeoutError(f"{paths} did not come")
 
 
-def test_experiment_with_its_own_ray_is_stopped_then_killed_on_another_and_taken_up(ray, tmp_path):
+def test_experiment_with_its_own_ray_is_stopped_then_killed_on_another_and_resumed(ray, tmp_path):
     with Driver(tmp_path) as driver:
         wait_for(tmp_path / "one-r0-2", tmp_path / "two-r0-2")
         driver.process.send_signal(signal.SIGTERM)

@@ -80,7 +80,7 @@ def test_report_holds_everything_that_is_to_be_known(tmp_path):
         "| **high** | **0.7050 ± 0.0071** | **2** | **0.71** | **best** |  |\n"
         "| \\<b\\> | 0.6 | 1 of 2 | 0.6 | -0.105 | 1 |\n\n"
         "Mean ± standard deviation over the repeats that completed; n is their number. Differences have the 95% "
-        "interval (Welch's t) in brackets; there is none for fewer than two repeats.\n\n"
+        "interval (Welch's t) in brackets, if both arms have at least two repeats.\n\n"
         "## Differences between the arms\n\n"
         "- high beats low by 0.2 (95% interval 0.17 to 0.23).\n"
         "- \\<b\\> came out 0.095 better than low, with 2 and 1 repeats: at least 2 of each are needed to tell whether "

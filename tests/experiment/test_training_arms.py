@@ -127,8 +127,8 @@ def test_stages_may_start_from_a_checkpoint_of_another_run(tmp_path):
 def test_stages_after_one_that_failed_are_skipped(tmp_path):
     stages = [hl.Stage("first", loss=lambda output, target: (output - target).mean() * float("nan")), "second"]
     made = hl.Experiment("e", [arm(), arm("b")], stages=stages, output_dir=tmp_path).run()
-    told = [(run.status, (run.error or "").strip().splitlines()[-1][:43]) for run in made.arms[0].runs]
-    assert told == [
+    reported = [(run.status, (run.error or "").strip().splitlines()[-1][:43]) for run in made.arms[0].runs]
+    assert reported == [
         ("failed", "hookline._engine.errors.NonFiniteError: The"),
         ("skipped", "a-r0-s0, which it starts from, failed."),
     ]

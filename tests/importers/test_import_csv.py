@@ -142,3 +142,14 @@ def test_unknown_columns_of_samples_go_to_extra(tmp_path):
     assert (sample.prompt, sample.total, sample.rewards, sample.extra) == ("a", 0.5, {"x": 2}, {"k": 1})
     (odd,) = records(run, "Sample")[:1]
     assert (odd.prompt, odd.total, odd.extra) == ("2", "high", {"rewards": 7, "extra_text": "not json"})
+
+
+def test_step_that_is_too_large_for_an_index_is_skipped(tmp_path):
+    text = f"step,loss\n1,0.5\n{1 << 53},1\n{(1 << 53) + 1},2\n{'9' * 400},3\n-{'9' * 30},4\n"
+    (run,) = import_runs(table(tmp_path, text))
+    assert values(run) == [("train", 1, {"loss": 0.5}), ("train", 1 << 53, {"loss": 1})]
+    assert [(skip.place, skip.reason) for skip in run.skipped] == [
+        ("step 9007199254740993", "the step does not fit 53 bits"),
+        (f"step {'9' * 40}", "the step does not fit 53 bits"),
+        (f"step -{'9' * 30}", "the step does not fit 53 bits"),
+    ]

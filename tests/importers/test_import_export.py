@@ -127,7 +127,7 @@ def test_status_of_a_failed_run_is_restored_from_its_events(tmp_path):
         raise RuntimeError("no luck")
     (made,) = import_runs(export(run.dir, "events", tmp_path / "out.jsonl"), root="again")
     (info,) = hl.runs("again")
-    assert (info.status, made.rows, made.events) == ("failed", 0, 1)
+    assert (info.status, made.rows, made.events) == ("failed", 0, 2)  # the failure with its traceback, and the status
 
 
 @pytest.mark.parametrize("what", ["hooks", "rewards", "logs"])

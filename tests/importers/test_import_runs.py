@@ -48,10 +48,10 @@ def test_imported_run_can_be_read_like_any_run(source, tmp_path):
 
 def test_run_json_describes_the_origin(source):
     (run,) = import_runs(source, name="baseline")
-    told = facts(run)
-    assert (told["id"], told["name"], told["project"]) == (run.directory.name, "baseline", "imported")
-    assert (told["started"], told["git"]["commit"]) == (1000.0, None)
-    imported = told["imported"]
+    reported = facts(run)
+    assert (reported["id"], reported["name"], reported["project"]) == (run.directory.name, "baseline", "imported")
+    assert (reported["started"], reported["git"]["commit"]) == (1000.0, None)
+    imported = reported["imported"]
     assert (imported["path"], imported["format"], imported["times"]) == (str(source), "csv", "source")
     assert imported["files"] == [str(source)]
 

@@ -11,6 +11,7 @@ from hookline.importers import detect, import_runs
 pytest.importorskip("tensorboard")
 pytest.importorskip("torch")
 
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
 
@@ -95,20 +96,18 @@ def test_directories_of_add_scalars_belong_to_their_run(tmp_path):
         writer.add_scalars("both", {"a": 1.0, "b": 2.0}, 1)
     (run,) = import_runs(tmp_path / "exp")
     found = {name: value for _, _, _, values in rows(run) for name, value in values.items()}
-    assert found == {"loss": 0.5, "both_a/both": 1.0, "both_b/both": 2.0}
+    assert found == {"loss": 0.5, "both/a": 1.0, "both/b": 2.0}
 
 
-def test_texts_become_events_hyperparameters_config_and_histograms_are_left(tmp_path):
-    torch = pytest.importorskip("torch")
+def test_hyperparameters_become_config_and_meshes_are_left(tmp_path):
     with SummaryWriter(str(tmp_path / "exp")) as writer:
-        writer.add_text("note", "it begins", 3)
         writer.add_hparams({"lr": 0.5, "name": "x", "fast": True}, {"accuracy": 0.25})
-        writer.add_histogram("weights", torch.arange(4.0), 1)
+        writer.add_mesh("shape", torch.zeros(1, 3, 3), global_step=1)
     (run,) = import_runs(tmp_path / "exp")
-    assert events(run) == [("text", 3, {"tag": "note", "text": "it begins"})]
+    assert events(run) == []
     assert [values for _, _, _, values in rows(run)] == [{"accuracy": 0.25}]
     assert facts(run)["config"] == {"lr": 0.5, "name": "x", "fast": True}
-    assert [left.what for left in run.left] == ["histograms"]
+    assert [left.what for left in run.left] == ["values of 'mesh'"]
 
 
 def test_repeated_steps_replace_the_earlier_ones(tmp_path):

@@ -148,3 +148,10 @@ def test_evaluation_with_a_custom_prefix_is_on_the_eval_axis(tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": logged}))
     (run,) = import_runs(tmp_path / "trainer_state.json")
     assert [(row.axis, as_logged(row)) for row in rows(run)] == [("eval", logged[0])]
+
+
+def test_state_whose_last_step_is_no_number_is_imported(tmp_path):
+    state = {"log_history": [{"step": 1, "loss": 2.0}], "best_metric": 2.0, "global_step": [1], "max_steps": {}}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    (run,) = import_runs(tmp_path / "trainer_state.json")
+    assert run.rows == 1

@@ -108,14 +108,15 @@ def test_completions_alone_use_float_columns_as_rewards(tmp_path):
     assert sample.time == file.stat().st_mtime
 
 
-def test_chat_completions_become_text_and_stay_in_extra(tmp_path):
+def test_chat_completions_are_imported_as_text_and_as_messages(tmp_path):
     prompt = [{"role": "system", "content": "Count."}, {"role": "user", "content": "2+2?"}]
     answer = [{"role": "assistant", "content": "4"}]
     write(tmp_path, 1, {"prompt": [prompt], "completion": [answer], "exact": [1.0], "advantage": [0.0]})
     (run,) = import_runs(tmp_path / "completions_00001.parquet")
     (sample,) = samples(run)
     assert (sample.prompt, sample.completion) == ("system: Count.\nuser: 2+2?", "4")
-    assert sample.extra == {"prompt": prompt, "completion": answer}
+    assert (sample.prompt_messages, sample.completion_messages) == (prompt, answer)
+    assert sample.extra == {}
 
 
 def test_completions_are_read_in_step_order(tmp_path):

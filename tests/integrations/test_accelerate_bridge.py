@@ -3,9 +3,6 @@
 import itertools
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +30,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "accelerated.py"
 
 @pytest.fixture(autouse=True)
 def _own_state():
-    """Accelerate keeps what it found out in the process: each test begins anew, and leaves nothing behind."""
+    """Accelerate keeps what it found out in the process: each test starts fresh, and leaves nothing behind."""
     kinds = (AcceleratorState, GradientState, PartialState)
     for kind in kinds:
         kind._reset_state()
@@ -82,9 +79,9 @@ def rows(loop, name):
 
 
 def test_plain_run_around_a_loop_of_accelerate_works_as_it_is():
-    accelerator, heard = Accelerator(cpu=True), RecordingCallback()
+    accelerator, received = Accelerator(cpu=True), RecordingCallback()
     model, optimizer, _, data = prepared(accelerator)
-    with hl.run("plain", callbacks=[heard], summary=False, strict=True) as loop:
+    with hl.run("plain", callbacks=[received], summary=False, strict=True) as loop:
         for inputs, targets in loop.steps(data):
             loss = (model(inputs) - targets).square().mean()
             accelerator.backward(loss)
@@ -93,12 +90,12 @@ def test_plain_run_around_a_loop_of_accelerate_works_as_it_is():
             loop.log(loss=loss)
     assert (loop.rank, loop.world_size, loop.step, loop.num_steps) == (0, 1, 7, 7)
     assert [step for step, _ in rows(loop, "loss")] == [1, 2, 3, 4, 5, 6, 7]
-    assert heard.names().count("on_step_end") == 7
+    assert received.names().count("on_step_end") == 7
 
 
 def test_run_steps_are_updates_and_callbacks_find_what_was_prepared():
-    heard = RecordingCallback()
-    loop, seen = train(callbacks=[heard])
+    received = RecordingCallback()
+    loop, seen = train(callbacks=[received])
     one = ["on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"]
     two = ["on_train_batch_start", "on_train_batch_end", *one]
     epoch = [
@@ -107,7 +104,7 @@ def test_run_steps_are_updates_and_callbacks_find_what_was_prepared():
         *("on_step_start", *one, "on_step_end", "on_log"),
         "on_train_epoch_end",
     ]
-    assert heard.names() == ["on_train_start", *epoch, *epoch, "on_train_end"]
+    assert received.names() == ["on_train_start", *epoch, *epoch, "on_train_end"]
     assert (loop.step, loop.num_steps, len(seen)) == (8, 8, 14)
     assert rows(loop, "loss")[:4] == [(step, seen[batch][0]) for step, batch in enumerate((1, 3, 5, 6), 1)]
     assert isinstance(loop.native, Accelerator)
@@ -281,7 +278,7 @@ def test_tracker_values_and_configuration_reach_the_record():
     assert last_status(directory).status == "finished"
 
 
-def test_tracker_without_steps_counts_and_goes_on_in_its_run_after_the_end():
+def test_tracker_without_steps_counts_and_continues_in_its_run_after_the_end():
     tracker = HooklineTracker(summary=False)
     accelerator = Accelerator(cpu=True, log_with=tracker)
     accelerator.init_trackers("project")
@@ -330,27 +327,12 @@ def test_tracker_table_is_samples():
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(tmp_path_factory, torch_programs):
     """What two processes of Accelerate found."""
     root = tmp_path_factory.mktemp("accelerate")
-    shared = {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # asked for, and not used: the processes are connected
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT), str(root)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    launched = {"RANK": "{rank}", "LOCAL_RANK": "{rank}", "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
+    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # required, and not used: the script connects them
+    torch_programs.run_ranks(2, SCRIPT, root, env=launched)
     return [json.loads((root / f"found-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -359,7 +341,7 @@ def test_processes_plain_run_around_a_loop_of_accelerate_is_one_record_and_stops
     assert (zero["ranks"], one["ranks"]) == ([0, 2], [1, 2])
     assert zero["directory"] == one["directory"]
     assert [(rank["step"], rank["state"]) for rank in (zero, one)] == 2 * [(3, "stopped")]
-    assert zero["reason"] == "one has enough (asked by rank 1)"
+    assert zero["reason"] == "one has enough (requested by rank 1)"
     recorded = [row.values for row in hl.read(zero["directory"]) if isinstance(row, Metrics)]
     means = [row["mean"] for row in recorded if "mean" in row]
     assert means == pytest.approx([sum(both) / 2 for both in zip(zero["losses"], one["losses"], strict=True)])

@@ -1,11 +1,8 @@
 """Models that are sharded over two processes with FSDP2, in a loop written by hand and in a `Trainer`."""
 
 import json
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,26 +18,10 @@ BAD = 3
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(tmp_path_factory, torch_programs):
     """What each of two processes found."""
     root = tmp_path_factory.mktemp("fsdp")
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(root)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        outputs = [process.communicate(timeout=150)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    torch_programs.run_ranks(2, SCRIPT, "{rank}", root)
     found = [json.loads((root / f"found-{rank}.json").read_text()) for rank in (0, 1)]
     assert [each["bare"]["ranks"] for each in found] == [[0, 2], [1, 2]]
     return found
@@ -76,8 +57,8 @@ def test_sharded_loop_guard_with_a_bad_shard_on_one_rank_skips_the_update_on_bot
 
 def test_sharded_loop_monitor_and_guard_on_rank_zero_only_fail_rather_than_hang(ranks):
     zero, one = (rank["guarded"] for rank in ranks)
-    told = sorted({failure.partition(" (")[0] for failure in zero["failures"]})
-    assert told == ["GradientMonitor runs on rank zero only", "NaNGuard runs on rank zero only"]
+    reported = sorted({failure.partition(" (")[0] for failure in zero["failures"]})
+    assert reported == ["GradientMonitor runs on rank zero only", "NaNGuard runs on rank zero only"]
     assert (zero["step"], one["step"], one["failures"]) == (8, 8, [])
 
 
@@ -130,7 +111,7 @@ def test_sharded_checkpoint_whose_index_names_code_is_refused_and_runs_nothing(r
     manifest = json.loads((place / "manifest.json").read_text())
     without_digests = {name: manifest[name] for name in manifest if name not in ("sha256", "#", "crc")}
     (place / "manifest.json").write_text(json.dumps(without_digests))
-    with pytest.raises(hl.CheckpointError, match="builtins.exec, which is no part of a checkpoint's index"):
+    with pytest.raises(hl.CheckpointError, match="builtins.exec, which does not belong in a checkpoint's index"):
         alone(tmp_path).load_checkpoint(place)
     assert "was run" not in capsys.readouterr().out
 
@@ -140,6 +121,6 @@ def test_sharded_checkpoint_whose_index_names_code_is_refused_and_runs_nothing(r
     [("early", "Make the optimizer from model.parameters() after fully_shard"), ("fsdp1", "FSDP1")],
 )
 def test_model_of_fsdp1_and_optimizer_made_too_early_are_refused_at_the_start(ranks, case, message):
-    for told in (text for rank in ranks for text in rank["refused"][case]):
-        assert told.startswith("OptionError")
-        assert message in told
+    for reported in (text for rank in ranks for text in rank["refused"][case]):
+        assert reported.startswith("OptionError")
+        assert message in reported

@@ -150,7 +150,7 @@ def test_host_loop_that_failed_keeps_the_open_row_and_fires_on_exception():
     loop.step_start()
     loop.log(depth=3)
     loop.failed(ValueError("no more"))
-    loop.failed(ValueError("told twice"))
+    loop.failed(ValueError("a second failure"))
     assert rows(loop) == [(1, {"depth": 3})]
     assert seen.names()[-1] == "on_exception"
     assert [r.message for r in hl.read(loop.dir) if isinstance(r, Status)][-1] == "ValueError: no more"
@@ -193,7 +193,7 @@ def test_host_loop_without_a_save_function_says_who_saves_nothing():
         host(root=None).save_checkpoint()
 
 
-def test_host_loop_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_path):
+def test_host_loop_resumed_continues_in_its_run_with_the_states_of_callbacks(tmp_path):
     first = host(Counter())
     first.begin()
     first.train_start(num_steps=4)
@@ -211,7 +211,7 @@ def test_host_loop_resumed_goes_on_in_its_run_with_the_states_of_callbacks(tmp_p
     assert again.dir == first.dir
     assert [(at, values["loss"]) for at, values in rows(again)] == [(1, 4.0), (2, 3.0), (3, 1.0), (4, 0.5)]
     assert seen.names()[:2] == ["on_train_start", "on_checkpoint_load"]
-    assert not list(again.dir.glob(".taken-up*"))
+    assert not list(again.dir.glob(".resumed*"))
 
 
 def test_host_loop_resumed_reports_and_records_rows_that_are_missing_below_the_checkpoint(tmp_path, caplog):
@@ -284,7 +284,7 @@ def test_host_loop_that_validates_without_training_fires_no_train_moment():
     assert rows(loop, "eval") == [(0, {"val/loss": 0.5})]
 
 
-def test_host_loop_that_validates_after_training_goes_on_in_its_run(caplog):
+def test_host_loop_that_validates_after_training_continues_in_its_run(caplog):
     seen = RecordingCallback()
     loop = host(seen, Counter())
     loop.begin()

@@ -2,11 +2,14 @@
 summary, and whether a failing callback ends the training.
 """
 
+import asyncio
 import json
 import os
+import sys
 import warnings
 from pathlib import Path
 
+import hosts
 import pytest
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -14,19 +17,24 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import hookline as hl
 from hookline._engine.errors import OptionError
 from hookline._engine.moments import Callback
+from hookline._record.environment import read_environments
 from hookline.importers import detect
 from hookline.testing import RecordingCallback
 
 NAME = "first-try"
-LABELS = {"tags": ["nightly"], "notes": "Does it learn at all?"}
+LABELS = {"tags": ["nightly"], "notes": "Does it learn at all, [redacted]?"}
+GIVEN = {**LABELS, "notes": "Does it learn at all, Alice?", "redact": ["Alice"], "code": "none"}
 OPTIONS = {
     "project": "warmups",
     "sinks": ["csv"],
     "delivery": "process",
     "drain_seconds": 30,
     "durability": "process",
+    "console": "python",
     "summary": False,
-    **LABELS,
+    "control": False,
+    "resume_commands": "drop",
+    **GIVEN,
 }
 
 
@@ -58,16 +66,20 @@ def synced(monkeypatch):
 
 @pytest.fixture
 def check(tmp_path, capsys, synced):
-    """Checks a run: it is in its project with its name, its rows were delivered, no summary was printed, and with
-    ``durability="process"`` its journal was not synced."""
+    """Checks a run: it is in its project with its name, its rows were delivered, no summary was printed, with
+    ``durability="process"`` its journal was not synced, with ``console="python"`` the stream was given back, and with
+    ``control=False`` it has no mailbox."""
 
     def check(directory, **facts):
         assert directory.parent == tmp_path / "warmups"
-        told = json.loads((directory / "run.json").read_text())
+        reported = json.loads((directory / "run.json").read_text())
         expected = {"name": NAME, **LABELS, **facts}
-        assert {key: told.get(key) for key in expected} == expected
+        assert {key: reported.get(key) for key in expected} == expected
         assert (directory / "metrics.csv").read_text().count("\n") >= 2
+        assert [environment.packages != [] for environment in read_environments(directory)] == [True]
         assert (NAME in capsys.readouterr().err, synced) == (False, [])
+        assert "write" not in vars(sys.stdout)
+        assert not (directory / "control").exists()
 
     return check
 
@@ -147,31 +159,143 @@ def test_transformers_passes_options_to_its_run(torch, tmp_path, check, how):
     callback = callback or attach(trainer, **options)
     with pytest.raises(ZeroDivisionError) as raised:
         trainer.train()
-    callback.loop.failed(raised.value)  # a callback that is not attached is not told
+    callback.loop.failed(raised.value)  # a callback that is not attached gets nothing
     check(callback.loop.dir)
+
+
+def numbers():
+    np = pytest.importorskip("numpy")
+    features = np.random.default_rng(0).normal(size=(20, 2))
+    return features, features.sum(axis=1)
+
+
+def test_xgboost_callback_passes_options_to_its_run(tmp_path, check):
+    xgboost = pytest.importorskip("xgboost")
+    from hookline.integrations.xgboost import HooklineCallback
+
+    facts = {"name": NAME, "config": {"units": 1}}
+    data = xgboost.DMatrix(*numbers())
+    failing = HooklineCallback([Failing()], root=tmp_path, strict=True, rounds=1, **facts, **OPTIONS)
+    with pytest.raises(ZeroDivisionError), failing as hooks:
+        xgboost.train({"nthread": 1}, data, 1, evals=[(data, "train")], verbose_eval=False, callbacks=[hooks])
+    assert failing.loop.num_steps == 1
+    check(failing.loop.dir, **facts)
+
+
+def test_lightgbm_callback_passes_options_to_its_run(tmp_path, check):
+    lightgbm = pytest.importorskip("lightgbm")
+    from hookline.integrations.lightgbm import HooklineCallback
+
+    facts = {"name": NAME, "config": {"units": 1}}
+    data = lightgbm.Dataset(*numbers())
+    failing = HooklineCallback([Failing()], root=tmp_path, strict=True, **facts, **OPTIONS)
+    with pytest.raises(ZeroDivisionError), failing as hooks:
+        lightgbm.train({"num_threads": 1, "verbosity": -1}, data, 1, [data], callbacks=[*hooks])
+    check(failing.loop.dir, **facts)
+
+
+def test_catboost_attachment_passes_options_to_its_run(tmp_path, check):
+    catboost = pytest.importorskip("catboost")
+    from hookline.integrations.catboost import attach
+
+    facts = {"name": NAME, "config": {"units": 1}}
+    model = catboost.CatBoostRegressor(iterations=1, thread_count=1, verbose=False, allow_writing_files=False)
+    loop = attach(model, [Failing()], root=tmp_path, strict=True, snapshots=False, **facts, **OPTIONS).loop
+    with pytest.raises(ZeroDivisionError):
+        model.fit(*numbers())
+    check(loop.dir, **facts)
+
+
+def test_sklearn_callback_passes_options_to_its_run(tmp_path, check):
+    pytest.importorskip("sklearn")
+    from sklearn.linear_model import LogisticRegression
+
+    from hookline.integrations.sklearn import HooklineCallback
+
+    facts = {"name": NAME, "config": {"units": 1}}
+    hooks = HooklineCallback([Failing()], root=tmp_path, strict=True, **facts, **OPTIONS)
+    with pytest.raises(ZeroDivisionError):
+        features, target = numbers()
+        LogisticRegression().set_callbacks(hooks).fit(features, target > 0)
+    check(hooks.loop.dir, **facts)
+
+
+def test_stable_baselines3_callback_passes_options_to_its_run(tmp_path, check):
+    sb3 = pytest.importorskip("stable_baselines3")
+    from hookline.integrations.stable_baselines3 import HooklineCallback
+
+    facts = {"name": NAME, "config": {"units": 1}}
+    model = sb3.A2C("MlpPolicy", "CartPole-v1", n_steps=4, policy_kwargs={"net_arch": [4]}, seed=0, device="cpu")
+    failing = HooklineCallback([Failing()], root=tmp_path, strict=True, **facts, **OPTIONS)
+    with pytest.raises(ZeroDivisionError), failing as hooks:
+        model.learn(4, callback=hooks)
+    check(failing.loop.dir, **facts)
+
+
+CALLS = {
+    **dict.fromkeys(("ignite", "levanter", "tunix", "ultralytics", "verl"), "attach"),
+    **dict.fromkeys(("deepspeed", "fabric"), "run"),
+    **dict.fromkeys(("composer", "fastai"), "HooklineCallback"),
+    "maxtext": "observe",
+    "prime_rl": "HooklineMonitor",
+}
+"""What takes the options in hosts of the contract suite."""
+
+
+@pytest.mark.parametrize("host", CALLS)
+def test_host_of_the_contract_passes_options_to_its_run(tmp_path, check, monkeypatch, host):
+    facts = {"config": {"units": 1}}
+    training = hosts.make(host, tmp_path / "host")
+    monkeypatch.setattr(type(training), "name", NAME)
+    monkeypatch.setattr(type(training), "options", {"root": tmp_path, "strict": True, **facts, **OPTIONS})
+    with pytest.raises(ZeroDivisionError):
+        training.train(Failing())
+    check(training.loop.dir, **facts)
 
 
 def test_accelerate_tracker_passes_options_to_its_run(tmp_path, check):
     pytest.importorskip("accelerate")
     from hookline.integrations.accelerate import HooklineTracker
 
-    heard = RecordingCallback()
-    tracker = HooklineTracker(NAME, root=tmp_path, callbacks=[heard], **OPTIONS)
+    received = RecordingCallback()
+    tracker = HooklineTracker(NAME, root=tmp_path, callbacks=[received], **OPTIONS)
     tracker.log({"loss": 0.5}, step=1)
     directory = tracker.tracker.dir
     tracker.finish()
     check(directory)
-    assert heard.names() == ["on_train_start", "on_log", "on_train_end"]
+    assert received.names() == ["on_train_start", "on_log", "on_train_end"]
+
+
+def test_skyrl_generator_passes_options_to_its_run(tmp_path, check):
+    from hookline.integrations.skyrl import ObservedGenerator
+
+    class Generator:
+        async def generate(self, given):
+            ids = {name: [[1]] for name in ("prompt_token_ids", "response_ids", "loss_masks")}
+            return ids | {"rewards": [1.0], "rollout_metrics": {"tokens": 1.0}}
+
+    class FailingRollout(Callback):
+        def on_rollout_end(self, loop, step_idx, rollouts):
+            raise ZeroDivisionError
+
+    given = {"prompts": [[{"role": "user", "content": "one?"}]], "env_classes": ["one"]}
+    options = {"root": tmp_path, "config": {"host": "skyrl"}, "strict": True, **OPTIONS}
+    observed = ObservedGenerator(Generator(), callbacks=[], name=NAME, tokenizer=None, samples=1, **options)
+    with observed:
+        asyncio.run(observed.generate(given))
+    check(observed.loop.dir, config={"host": "skyrl"})
+    with pytest.raises(ZeroDivisionError), ObservedGenerator(Generator(), [FailingRollout()], **options) as observed:
+        asyncio.run(observed.generate(given))
 
 
 def test_ray_train_callback_passes_options_to_its_run(tmp_path, synced):
     pytest.importorskip("ray")
     from hookline.integrations.ray import HooklineTrainCallback
 
-    for option in ({"delivery": "pigeon"}, {"drain_seconds": -1}, {"durability": "luck"}):
+    for option in ({"delivery": "pigeon"}, {"drain_seconds": -1}, {"durability": "luck"}, {"code": "x"}, {"redact": 1}):
         with pytest.raises(OptionError, match=f"^{next(iter(option))}="):
             HooklineTrainCallback(root=tmp_path, **option)
-    options = {"sinks": ["csv"], "delivery": "process", "drain_seconds": 30, "durability": "process", **LABELS}
+    options = {"sinks": ["csv"], "delivery": "process", "drain_seconds": 30, "durability": "process", **GIVEN}
     with HooklineTrainCallback(root=tmp_path, **options) as recorded:
         recorded.after_report(None, [{"loss": 0.5}], None)
     assert (recorded.dir / "metrics.csv").read_text().count("\n") == 2

@@ -155,8 +155,8 @@ def test_resume_with_another_state_is_refused_and_changes_nothing():
     halved, _ = train(until=2)
     (row,) = halved.checkpoints
     other = run(initial(width=9), "other", key=jax.random.key(0), resume=row.path, summary=False)
-    told = r"array of float32 \[4, 8\] there and array of float32 \[4, 9\] here"
-    with pytest.raises(CheckpointError, match=told), other:
+    message = r"array of float32 \[4, 8\] there and array of float32 \[4, 9\] here"
+    with pytest.raises(CheckpointError, match=message), other:
         pass
     assert other.train_state.params["in"].shape == (4, 9)
     keyless = run(initial(), "other", resume=row.path, summary=False)

@@ -12,6 +12,7 @@ import warnings
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import pytest
+from host_runs import At
 
 import hookline as hl
 from hookline._engine.errors import CheckpointError, MissingExtraError, OptionError
@@ -61,17 +62,6 @@ def rows(loop, axis="train"):
 
 def last_status(loop):
     return [(r.status, r.message) for r in hl.read(loop.dir) if isinstance(r, Status)][-1]
-
-
-class At(hl.Callback):
-    """Runs an action after a number of steps."""
-
-    def __init__(self, step, action):
-        self.at, self.action = step, action
-
-    def on_step_end(self, loop, step_idx, batch, metrics):
-        if loop.step == self.at:
-            self.action(loop)
 
 
 class Counter(hl.Callback):
@@ -197,10 +187,10 @@ def test_keras_validation_with_leftover_batches_is_recorded_at_the_last_update()
     hooks = hooks_with(seen)
     fit(regression(gradient_accumulation_steps=2), hooks, batches=5, epochs=2, validation_data=data(1))
     moments = ("on_step_start", "on_step_end", "on_eval")
-    told = {name: [e.arguments[0] for e in seen.events if e.moment == name] for name in moments}
-    assert told["on_step_start"] == told["on_step_end"] == [0, 1, 2, 3, 4]
+    reported = {name: [e.arguments[0] for e in seen.events if e.moment == name] for name in moments}
+    assert reported["on_step_start"] == reported["on_step_end"] == [0, 1, 2, 3, 4]
     assert [step for step, _ in rows(hooks.loop, "eval")] == [2, 5]
-    assert told["on_eval"] == [1, 4]
+    assert reported["on_eval"] == [1, 4]
 
 
 def test_keras_accumulation_counts_updates_of_earlier_fits():

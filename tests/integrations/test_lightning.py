@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from host_runs import At
 
 import hookline as hl
 from hookline._engine.errors import DuplicateError, MissingExtraError
@@ -108,17 +109,6 @@ def statuses(loop):
 
 def events(loop, name):
     return [r for r in hl.read(loop.dir) if isinstance(r, Event) and r.name == name]
-
-
-class At(hl.Callback):
-    """Runs an action after a number of steps."""
-
-    def __init__(self, step, action):
-        self.at, self.action = step, action
-
-    def on_step_end(self, loop, step_idx, batch, metrics):
-        if loop.step == self.at:
-            self.action(loop)
 
 
 class Counter(hl.Callback):
@@ -306,10 +296,10 @@ def test_lightning_checkpoint_requested_within_a_step_is_saved_at_its_end(tmp_pa
 
     seen = RecordingCallback()
     trainer_with(hooks_with(seen, Ask()), accumulate_grad_batches=2).fit(Regression(), loader(4))
-    told = [
+    saved = [
         (event.arguments[0].step, event.arguments[0].path) for event in seen.events if event.moment == "on_checkpoint"
     ]
-    assert told == [(row.step, row.path) for row in promised] == [(2, tmp_path / "a.ckpt"), (2, tmp_path / "b.ckpt")]
+    assert saved == [(row.step, row.path) for row in promised] == [(2, tmp_path / "a.ckpt"), (2, tmp_path / "b.ckpt")]
     assert torch.load(tmp_path / "b.ckpt", weights_only=True)["global_step"] == 2
 
 
@@ -752,10 +742,12 @@ def test_lightning_leftover_batches_of_an_epoch_belong_to_the_next_step(tmp_path
     hooks = hooks_with(seen)
     saves = lightning.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     trainer_with(hooks, saves, max_epochs=2, enable_checkpointing=True).fit(module, loader(5), loader(1))
-    told = {name: [e.arguments for e in seen.events if e.moment == name] for name in seen.names()}
-    assert [index for (index,) in told["on_step_start"]] == [index for index, *_ in told["on_step_end"]] == [*range(5)]
-    assert [row.step for (row,) in told["on_checkpoint"]] == [2, 5]
-    assert [index for index, *_ in told["on_eval"]] == [1, 4]
+    fired = {name: [e.arguments for e in seen.events if e.moment == name] for name in seen.names()}
+    assert (
+        [index for (index,) in fired["on_step_start"]] == [index for index, *_ in fired["on_step_end"]] == [*range(5)]
+    )
+    assert [row.step for (row,) in fired["on_checkpoint"]] == [2, 5]
+    assert [index for index, *_ in fired["on_eval"]] == [1, 4]
     assert [step for step, values in rows(hooks.loop) if "epochs" in values] == [2, 5]
     state = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)["callbacks"]["HooklineCallback"]
     assert (state["step"], hooks.loop.num_steps) == (2, None)

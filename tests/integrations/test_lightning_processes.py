@@ -1,9 +1,6 @@
 """A Lightning training of two real processes, connected over gloo on loopback."""
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,28 +81,12 @@ SCRIPT = """
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home(tmp_path_factory, torch_programs):
     """The directory in which two processes trained."""
     directory = tmp_path_factory.mktemp("processes")
-    shared = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SCRIPT)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(directory)],
-            cwd=directory,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    launched = {"NODE_RANK": "0", "WORLD_SIZE": "2", "RANK": "{rank}", "LOCAL_RANK": "{rank}"}
+    code = textwrap.dedent(SCRIPT)
+    torch_programs.run_ranks(2, "-c", code, "{rank}", directory, env=launched, cwd=directory, timeout=TIMEOUT_SECONDS)
     return directory
 
 
@@ -120,7 +101,7 @@ def rows(directory, axis):
 def test_lightning_processes_apply_one_ranks_request_together(home):
     zero, one = facts(home, 0), facts(home, 1)
     assert [(each["world"], each["rank"]) for each in (zero, one)] == [(2, 0), (2, 1)]
-    assert (zero["stopped"], one["stopped"]) == ([3, "enough (asked by rank 1)"], [3, "enough"])
+    assert (zero["stopped"], one["stopped"]) == ([3, "enough (requested by rank 1)"], [3, "enough"])
     assert zero["saved"] == one["saved"] == "step-00000002.ckpt"
     assert zero["dir"] == one["dir"]
 

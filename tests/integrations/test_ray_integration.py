@@ -8,6 +8,7 @@ import json
 import logging
 import pickle
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,6 +36,7 @@ from ray.train.v2._internal.execution.train_fn_utils import set_train_fn_utils  
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
 
 from hookline.integrations.ray import (  # noqa: E402
+    FitCallback,
     HooklineTrainCallback,
     HooklineTuneCallback,
     ReportCallback,
@@ -254,9 +256,22 @@ def test_tune_and_train_callbacks_sync_the_record_when_a_checkpoint_is_saved(mon
     assert (by_tune, by_train) == (2 * (durability == "checkpoint",))
 
 
+def test_tune_and_train_callbacks_record_the_console_of_the_driver():
+    callback, trial = HooklineTuneCallback(console="python"), Trial(lr=0.1)
+    callback.on_trial_start(0, [], trial)
+    print("of the trial")
+    callback.on_trial_complete(0, [], trial)
+    with HooklineTrainCallback(console="python") as recorded:
+        print("of the fit")
+    found = [list(hl.read(each, writer="console")) for each in (callback.directories["t1"], recorded.dir)]
+    printed = [[line.text for line in lines if hasattr(line, "text")] for lines in found]  # not log records
+    assert printed == [["of the trial"], ["of the fit"]]
+
+
 def test_tune_callback_passes_options_to_each_trials_run():
-    labels = {"tags": ["sweep"], "notes": "Which rate?"}
-    callback, trial = HooklineTuneCallback(config={"lr": 1.0, "data": "digits"}, **labels), Trial(lr=0.1)
+    labels = {"tags": ["sweep"], "notes": "Which rate, [redacted]?"}
+    given = {**labels, "notes": "Which rate, Alice?", "redact": "Alice", "code": "none"}
+    callback, trial = HooklineTuneCallback(config={"lr": 1.0, "data": "digits"}, **given), Trial(lr=0.1)
     callback.on_trial_start(0, [], trial)
     callback.on_trial_complete(0, [], trial)
     facts = json.loads((callback.directories["t1"] / "run.json").read_text())
@@ -310,7 +325,7 @@ def test_tune_trials_are_runs_of_one_experiment(cluster, tmp_path, monkeypatch):
 
 
 def train(config):
-    """Two workers, connected over gloo and a file; rank one fails once, in its fifth step, after a checkpoint at 4."""
+    """Two workers, connected over gloo and a file; rank one fails once, when the checkpoint at step 4 is recorded."""
     import torch
     import torch.distributed as dist
 
@@ -333,6 +348,8 @@ def train(config):
             optimizer.step()
             loop.log(loss=loss)
             if rank == 1 and loop.step == 4 and loop.resumed_from is None:
+                while not any(event.step == 4 for event in events(config["fit"], "checkpoint")):
+                    threading.Event().wait(0.01)
                 raise ValueError("a bad batch")
     dist.destroy_process_group()
 
@@ -342,7 +359,7 @@ def test_train_workers_resume_after_a_failure_and_both_runs_record_it(cluster, t
     with HooklineTrainCallback("fit", root=tmp_path / "fits", config={"workers": 2}) as recorded:
         result = DataParallelTrainer(  # torch's own store, which TorchTrainer starts, would listen on all interfaces
             train,
-            train_loop_config={"here": tmp_path},
+            train_loop_config={"here": tmp_path, "fit": recorded.dir},
             scaling_config=ray.train.ScalingConfig(num_workers=2),
             run_config=ray.train.RunConfig(
                 name="fit",
@@ -355,17 +372,68 @@ def test_train_workers_resume_after_a_failure_and_both_runs_record_it(cluster, t
     (worker,) = (tmp_path / "runs" / "default").iterdir()
     assert (last_status(worker).status, last_status(recorded.dir).status) == ("finished", "finished")
     names = {"loss"}
-    told = [(step, {name: values[name] for name in names}) for step, values in rows(recorded.dir)]
-    assert [step for step, _ in told] == [1, 2, 3, 4, 5, 6]
+    sent = [(step, {name: values[name] for name in names}) for step, values in rows(recorded.dir)]
+    assert [step for step, _ in sent] == [1, 2, 3, 4, 5, 6]
     own = [(step, {name: values[name]}) for step, values in rows(worker) for name in values if name in names]
-    assert sorted(own, key=str) == sorted(((step, {name: row[name]}) for step, row in told for name in row), key=str)
-    assert result.metrics["loss"] == told[-1][1]["loss"]
+    assert sorted(own, key=str) == sorted(((step, {name: row[name]}) for step, row in sent for name in row), key=str)
+    assert result.metrics["loss"] == sent[-1][1]["loss"]
     failures = {
         event.data["rank"]: (event.step, event.data["error"]) for event in events(recorded.dir, "worker_failed")
     }
     assert failures[1] == (4, "ValueError: a bad batch")
     assert [event.step for event in events(recorded.dir, "checkpoint")] == [2, 4, 6]
     assert (Path(result.checkpoint.path) / "model.pt").exists()
+
+
+def report_losses():
+    for step in (1, 2):
+        ray.train.report({"step": step, "loss": 1.0 / step})
+
+
+@pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.data")  # Ray uses what it has deprecated
+def test_fit_is_recorded_without_an_edit_by_rays_variable(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TRAIN_CALLBACKS", "hookline.integrations.ray.FitCallback")
+    monkeypatch.setenv("HOOKLINE_ROOT", "fits")
+    monkeypatch.setenv("HOOKLINE_TAGS", "night")
+    DataParallelTrainer(
+        report_losses,
+        scaling_config=ray.train.ScalingConfig(num_workers=1),
+        run_config=ray.train.RunConfig(name="two-steps", storage_path=str(tmp_path / "storage")),
+    ).fit()
+    [info] = hl.runs("fits")
+    assert (info.name, info.tags, info.status) == ("two-steps", ("night",), "finished")
+    assert rows(info.directory) == [(step, {"step": step, "loss": 1.0 / step}) for step in (1, 2)]
+
+
+def fit_callback(monkeypatch, **variables):
+    """The copy of the callback that Ray's controller has; the variables are only in the driver."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    sent = pickle.dumps(FitCallback())
+    for name in variables:
+        monkeypatch.delenv(name)
+    return pickle.loads(sent)
+
+
+def test_fit_callback_has_the_name_of_the_variable_and_records_failures(tmp_path, monkeypatch):
+    controller = fit_callback(monkeypatch, HOOKLINE_NAME="named", HOOKLINE_ROOT=str(tmp_path / "fits"))
+    controller.after_controller_start(SimpleNamespace(get_run_config=lambda: SimpleNamespace(name="other")))
+    controller.after_worker_group_poll_status(SimpleNamespace(errors={0: OSError("the node is gone")}))
+    controller.after_controller_finish(SimpleNamespace(error=RuntimeError("no workers")))
+    controller.before_controller_abort()  # it has ended already
+    [info] = hl.runs("fits")
+    last = last_status(info.directory)
+    assert (info.name, last.status, last.message) == ("named", "failed", "RuntimeError: no workers")
+    assert len(events(info.directory, "worker_failed")) == 1
+
+
+def test_fit_callback_that_is_disabled_records_nothing(tmp_path, monkeypatch):
+    controller = fit_callback(monkeypatch, HOOKLINE_MODE="disabled")
+    controller.after_controller_start(SimpleNamespace())
+    controller.after_report(SimpleNamespace(), [{"loss": 1.0}])
+    controller.after_worker_group_poll_status(SimpleNamespace(errors={}))
+    controller.after_controller_finish(SimpleNamespace(error=None))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_train_callback_keeps_both_reports_of_a_step_unless_workers_failed_in_between(tmp_path):
@@ -403,8 +471,8 @@ def test_train_callback_records_all_workers_and_their_restarts(tmp_path):
     assert [event.data["path"] for event in events(recorded.dir, "checkpoint")] == 2 * ["bucket/there"]
     assert list(recorded.dir.rglob("*.csv"))
     assert recorded.dir.parent == tmp_path / "fits"
-    told = json.loads((recorded.dir / "run.json").read_text())
-    assert {key: told[key] for key in facts} == facts
+    facts_of_run = json.loads((recorded.dir / "run.json").read_text())
+    assert {key: facts_of_run[key] for key in facts} == facts
 
 
 def test_train_callback_not_entered_or_entered_twice_is_refused(tmp_path):

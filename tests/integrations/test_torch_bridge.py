@@ -1,9 +1,6 @@
 """A loop written by hand in torch: what callbacks hear of it, its checkpoints and exact resume, alone and with DDP."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,30 +62,30 @@ def rows(loop, name):
 
 
 def test_run_callbacks_find_model_optimizer_and_scheduler_and_hear_the_optimizer_step():
-    heard = RecordingCallback()
+    received = RecordingCallback()
 
     class Look(hl.Callback):
         def on_before_optimizer_step(self, loop, optimizer):
             assert optimizer is loop.optimizer
             loop.log(largest=max(float(p.grad.abs().max()) for p in loop.model.parameters()))
 
-    loop, seen = train(callbacks=[heard, Look()], epochs=1)
+    loop, seen = train(callbacks=[received, Look()], epochs=1)
     one_step = [
         *("on_step_start", "on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"),
         *("on_step_end", "on_log"),
     ]
-    assert heard.names()[2:-2] == 6 * one_step
+    assert received.names()[2:-2] == 6 * one_step
     assert rows(loop, "loss") == [(step, loss) for step, (loss, _) in enumerate(seen, 1)]
     assert all(value > 0 for _, value in rows(loop, "largest"))
     assert loop.scheduler.get_last_lr() == [seen[-1][1]]
 
 
 def test_run_that_ended_leaves_the_optimizer_as_it_was():
-    heard = RecordingCallback()
-    loop, _ = train(callbacks=[heard], epochs=1)
-    heard.clear()
+    received = RecordingCallback()
+    loop, _ = train(callbacks=[received], epochs=1)
+    received.clear()
     loop.optimizer.step()
-    assert heard.names() == []
+    assert received.names() == []
 
 
 @pytest.mark.parametrize("until", [3, 6, 9])
@@ -185,11 +182,11 @@ def test_resume_with_another_model_or_optimizer_is_refused_and_changes_nothing()
     (saved,) = (row.path for row in stopped.checkpoints)
     wide, optimizer, scheduler = parts(width=9)
     before = [parameter.clone() for parameter in wide.parameters()]
-    with pytest.raises(CheckpointError, match="is one of another model"), run(wide, optimizer, scheduler, resume=saved):
+    with pytest.raises(CheckpointError, match="is from another model"), run(wide, optimizer, scheduler, resume=saved):
         pass
     model, optimizer, _ = parts()
-    told = "it has optimizer AdamW, scheduler StepLR, and this run has optimizer AdamW"
-    with pytest.raises(CheckpointError, match=told), run(model, optimizer, resume=saved):
+    message = "it has optimizer AdamW, scheduler StepLR, and this run has optimizer AdamW"
+    with pytest.raises(CheckpointError, match=message), run(model, optimizer, resume=saved):
         pass
     assert all(torch.equal(mine, old) for mine, old in zip(wide.parameters(), before, strict=True))
 
@@ -206,8 +203,8 @@ def test_resume_from_a_checkpoint_of_a_trainer_is_refused_and_changes_nothing():
     (saved,) = (row.path for row in made.fit().checkpoints)
     model, optimizer, scheduler = parts(seed=9)
     before = [parameter.clone() for parameter in model.parameters()]
-    told = r"was saved by a Trainer, not by a run of hookline.integrations.torch.*Nothing was changed"
-    with pytest.raises(CheckpointError, match=told), run(model, optimizer, scheduler, resume=saved):
+    message = r"was saved by a Trainer, not by a run of hookline.integrations.torch.*Nothing was changed"
+    with pytest.raises(CheckpointError, match=message), run(model, optimizer, scheduler, resume=saved):
         pass
     assert all(torch.equal(mine, old) for mine, old in zip(model.parameters(), before, strict=True))
     assert optimizer.state_dict()["state"] == {}
@@ -218,8 +215,8 @@ def test_resume_of_a_trainer_from_a_checkpoint_of_a_run_is_refused_and_changes_n
     (saved,) = (row.path for row in stopped.checkpoints)
     made = trainer()
     before = [parameter.clone() for parameter in made.model.parameters()]
-    told = r"was saved by a run of hookline.integrations.torch, not by a Trainer.*Nothing was changed"
-    with pytest.raises(CheckpointError, match=told):
+    message = r"was saved by a run of hookline.integrations.torch, not by a Trainer.*Nothing was changed"
+    with pytest.raises(CheckpointError, match=message):
         made.resume(saved)
     assert all(torch.equal(mine, old) for mine, old in zip(made.model.parameters(), before, strict=True))
     assert (made.step, made.optimizer.state_dict()["state"]) == (0, {})
@@ -266,12 +263,12 @@ def accumulate(name, *, callbacks=(), seed=3, until=None, count=12, every=2, dat
 
 
 def test_accumulation_makes_a_step_of_the_batches_up_to_the_update():
-    heard = RecordingCallback()
-    loop, losses = accumulate("steps", callbacks=[heard])
+    received = RecordingCallback()
+    loop, losses = accumulate("steps", callbacks=[received])
     assert (loop.step, loop.num_steps) == (6, 6)
     two = ["on_train_batch_start", "on_train_batch_end", "on_train_batch_start", "on_before_optimizer_step"]
     step = ["on_step_start", *two, "on_train_batch_end", "on_step_end", "on_log"]
-    assert heard.names()[2:-2] == [*(3 * step), "on_train_epoch_end", "on_train_epoch_start", *(3 * step)]
+    assert received.names()[2:-2] == [*(3 * step), "on_train_epoch_end", "on_train_epoch_start", *(3 * step)]
     assert rows(loop, "loss") == [(step, losses[2 * step - 1]) for step in range(1, 7)]
 
 
@@ -347,7 +344,7 @@ def test_run_whose_critical_callback_fails_at_the_optimizer_is_recorded_as_faile
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"model": 3}, "model=3: give a torch.nn.Module"),
         ({"optimizer": None}, "optimizer=None: give a torch.optim.Optimizer"),
@@ -356,9 +353,9 @@ def test_run_whose_critical_callback_fails_at_the_optimizer_is_recorded_as_faile
         ({"accumulation": 0}, "accumulation=0: give a whole number of at least 1"),
     ],
 )
-def test_run_with_something_else_for_a_part_is_refused(given, told):
+def test_run_with_something_else_for_a_part_is_refused(given, message):
     model, optimizer, scheduler = parts()
-    with pytest.raises(OptionError, match=told):
+    with pytest.raises(OptionError, match=message):
         run(**{"model": model, "optimizer": optimizer, "scheduler": scheduler} | given)
 
 
@@ -440,26 +437,10 @@ def test_checkpoint_that_was_saved_with_the_prefix_of_a_wrapper_loads(tmp_path, 
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(tmp_path_factory, torch_programs):
     """What two processes with DDP found."""
     root = tmp_path_factory.mktemp("ddp")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(root)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    torch_programs.run_ranks(2, SCRIPT, "{rank}", root)
     return [json.loads((root / f"found-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -488,7 +469,7 @@ def test_fabric_with_ddp_resumes_in_the_order_it_had_under_plain_names(together)
 
 def test_ddp_stop_and_checkpoint_asked_for_on_rank_one_are_of_both_at_the_same_step(together):
     zero, one = together
-    assert zero["stopped"] == [3, "stopped", "one has enough (asked by rank 1)"]
+    assert zero["stopped"] == [3, "stopped", "one has enough (requested by rank 1)"]
     assert one["stopped"] == [3, "stopped", "one has enough"]
     assert zero["saved"] == one["saved"]
     ((step, path),) = zero["saved"]

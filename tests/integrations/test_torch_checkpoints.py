@@ -1,9 +1,6 @@
 """Monitored checkpoints in torch loops: which weights they hold, and how several processes agree on them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,25 +19,10 @@ SCRIPT = Path(__file__).parent / "scripts" / "ddp_checkpoints.py"
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(tmp_path_factory, torch_programs):
     """What two processes found that train with DDP."""
     root = tmp_path_factory.mktemp("ddp")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(root)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    torch_programs.run_ranks(2, SCRIPT, "{rank}", root)
     return [json.loads((root / f"found-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -168,7 +150,7 @@ def test_run_second_update_after_a_monitored_evaluation_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("before_update", "step"), [(None, 1), (False, 1), (True, 0)])
-def test_bare_run_assumes_the_update_is_done_unless_told_otherwise(before_update, step, tmp_path):
+def test_bare_run_assumes_the_update_is_done_unless_stated_otherwise(before_update, step, tmp_path):
     weights = {"saved": None, "now": 0}
     rule = CheckpointCallback(monitor="val/loss")
     options = {"root": tmp_path, "callbacks": [rule], "summary": False}

@@ -133,14 +133,14 @@ def test_trainer_reports_indices_batches_and_outputs(torch, tmp_path):
     trainer = make(torch, tmp_path, max_steps=5)
     hooked(trainer, seen, strict=True)
     trainer.train()
-    told = {name: [e.arguments for e in seen.events if e.moment == name] for name in seen.names()}
-    assert [index for _, index in told["on_train_batch_start"]] == [*range(8), 0, 1]
+    fired = {name: [e.arguments for e in seen.events if e.moment == name] for name in seen.names()}
+    assert [index for _, index in fired["on_train_batch_start"]] == [*range(8), 0, 1]
     assert (
-        [index for (index,) in told["on_step_start"]] == [index for index, _, _ in told["on_step_end"]] == [*range(5)]
+        [index for (index,) in fired["on_step_start"]] == [index for index, _, _ in fired["on_step_end"]] == [*range(5)]
     )
-    assert all(batch["input_ids"].shape == (2, 7) for batch, _ in told["on_train_batch_start"])
-    shares = [outputs["loss"].item() for outputs, _, _ in told["on_train_batch_end"]]
-    losses = [metrics["loss"] for _, _, metrics in told["on_step_end"]]
+    assert all(batch["input_ids"].shape == (2, 7) for batch, _ in fired["on_train_batch_start"])
+    shares = [outputs["loss"].item() for outputs, _, _ in fired["on_train_batch_end"]]
+    losses = [metrics["loss"] for _, _, metrics in fired["on_step_end"]]
     assert losses == pytest.approx([sum(shares[i : i + 2]) for i in range(0, 10, 2)])
 
 
@@ -236,11 +236,11 @@ def test_evaluation_is_recorded_on_its_axis_under_both_names(torch, tmp_path):
     trainer = make(torch, tmp_path, eval_strategy="steps", eval_steps=2)
     loop = hooked(trainer)
     trainer.train()
-    told = [(at, row["eval_loss"], row["val/loss"]) for at, row in metrics_of(loop, "eval")]
-    assert told == [
+    reported = [(at, row["eval_loss"], row["val/loss"]) for at, row in metrics_of(loop, "eval")]
+    assert reported == [
         (log["step"], log["eval_loss"], log["eval_loss"]) for log in trainer.state.log_history if "eval_loss" in log
     ]
-    assert len(told) == 2
+    assert len(reported) == 2
 
 
 def test_evaluations_of_several_data_sets_have_separate_names(torch, tmp_path):
@@ -248,12 +248,12 @@ def test_evaluations_of_several_data_sets_have_separate_names(torch, tmp_path):
     trainer = make(torch, tmp_path, eval_dataset={"few": rows(4), "more": rows(8)})
     hooked(trainer, seen, strict=True)
     trainer.evaluate()
-    told = [
+    reported = [
         (e.arguments[1], sorted(name for name in e.arguments[2] if "loss" in name))
         for e in seen.events
         if e.moment == "on_eval"
     ]
-    assert told == [
+    assert reported == [
         ("val/few", ["eval_few_loss", "val/few/loss"]),
         ("val/more", ["eval_more_loss", "val/more/loss"]),
     ]
@@ -338,12 +338,12 @@ def test_validation_request_without_data_warns_and_continues(torch, tmp_path, ca
 
 
 def test_save_checkpoint_saves_through_the_trainer_and_copies_to_the_path(torch, tmp_path):
-    told = []
+    reported = []
     trainer = make(torch, tmp_path)
-    save = Speak(lambda loop: told.append(loop.save_checkpoint(tmp_path / "mine")))
+    save = Speak(lambda loop: reported.append(loop.save_checkpoint(tmp_path / "mine")))
     loop = hooked(trainer, save)
     trainer.train()
-    (row,) = told
+    (row,) = reported
     assert (row.step, row.path) == (2, tmp_path / "mine")
     assert [(row.step, row.path.name, row.bytes > 0) for row in loop.checkpoints] == [
         (2, "checkpoint-2", True),
@@ -385,12 +385,12 @@ def test_checkpoint_request_for_a_saved_step_saves_nothing(torch, tmp_path):
 
 
 def test_save_checkpoint_before_the_first_step_returns_its_future_path(torch, tmp_path):
-    told = []
+    reported = []
     trainer = make(torch, tmp_path, max_steps=2)
-    loop = hooked(trainer, Speak(lambda loop: told.append(loop.save_checkpoint()), "on_train_start"))
+    loop = hooked(trainer, Speak(lambda loop: reported.append(loop.save_checkpoint()), "on_train_start"))
     trainer.train()
-    assert [(row.step, row.path) for row in told] == [(row.step, row.path) for row in loop.checkpoints]
-    assert told[0].step == 1
+    assert [(row.step, row.path) for row in reported] == [(row.step, row.path) for row in loop.checkpoints]
+    assert reported[0].step == 1
 
 
 def test_checkpoint_request_waits_a_step_if_only_the_best_are_saved(torch, tmp_path):
@@ -756,13 +756,15 @@ def test_leftover_batches_of_an_epoch_belong_to_the_next_step(torch, tmp_path):
     trainer.train_dataset = streamed(torch, 5)
     loop = hooked(trainer, seen, Mark(), strict=True)
     trainer.train()
-    told = {name: [e.arguments for e in seen.events if e.moment == name] for name in seen.names()}
-    assert [index for (index,) in told["on_step_start"]] == [index for index, *_ in told["on_step_end"]] == [0, 1, 2, 3]
-    assert [(row.step, row.path.name) for (row,) in told["on_checkpoint"]] == [
+    fired = {name: [e.arguments for e in seen.events if e.moment == name] for name in seen.names()}
+    assert (
+        [index for (index,) in fired["on_step_start"]] == [index for index, *_ in fired["on_step_end"]] == [0, 1, 2, 3]
+    )
+    assert [(row.step, row.path.name) for (row,) in fired["on_checkpoint"]] == [
         (2, "checkpoint-2"),
         (4, "checkpoint-4"),
     ]
-    assert [index for index, *_ in told["on_eval"]] == [1, 3]
+    assert [index for index, *_ in fired["on_eval"]] == [1, 3]
     steps = [row for _, row in metrics_of(loop) if "loss" in row]
     batches = [[row[name] for name in row if name.startswith("batch_")] for row in steps]
     assert [len(shares) for shares in batches] == [2, 2, 3, 2]
@@ -845,14 +847,14 @@ def test_detach_keeps_methods_replaced_since(torch, tmp_path, caplog):
 def test_wrapped_hugging_face_early_stopping_stops_an_attached_trainer(torch, tmp_path):
     from transformers import EarlyStoppingCallback as Theirs
 
-    told = []
+    reported = []
 
     class Look(TrainerCallback):
         def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-            told.append(sorted(name for name in metrics if "loss" in name))
+            reported.append(sorted(name for name in metrics if "loss" in name))
 
     trainer = make(torch, tmp_path, learning_rate=0.0, max_steps=8, eval_strategy="steps", eval_steps=1)
     loop = hooked(trainer, hl.wrap(Theirs(1)), hl.wrap(Look()), strict=True)
     trainer.train()
     assert (trainer.state.global_step, loop.state) == (2, "stopped")
-    assert told == [["eval_loss"], ["eval_loss"]]
+    assert reported == [["eval_loss"], ["eval_loss"]]

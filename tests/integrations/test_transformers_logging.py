@@ -235,10 +235,10 @@ def test_logging_callback_of_a_failed_training_receives_nothing_from_the_next(to
     dead = OptimizedLoggingCallback()
     with pytest.raises(ValueError, match="no more"):
         grpo(torch, tmp_path, dead, [*rewards.wrap(FUNCTIONS), broken], max_steps=1).train()
-    heard = len(dead._pending)
+    received = len(dead._pending)
     callback = EnhancedLoggingCallback()
     grpo(torch, tmp_path, callback, rewards.wrap(FUNCTIONS), max_steps=1).train()
-    assert (callback.total_answers, len(dead._pending)) == (4, heard)
+    assert (callback.total_answers, len(dead._pending)) == (4, received)
     assert recording.current_destination() is None
 
 

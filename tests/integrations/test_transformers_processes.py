@@ -1,9 +1,6 @@
 """A Hugging Face and a TRL trainer in two real processes, connected over gloo on loopback."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,11 +84,11 @@ def generating():
     seen = RecordingCallback()
     loop = attach(trainer, [seen], name="generating", root=ROOT / "runs", summary=False).loop
     trainer.train()
-    told = [each for event in seen.events if event.moment == "on_rollout_end" for each in event.arguments[1]]
-    told = [[each.task.prompt, each.completion.text, each.advantage] for each in told]
+    reported = [each for event in seen.events if event.moment == "on_rollout_end" for each in event.arguments[1]]
+    reported = [[each.task.prompt, each.completion.text, each.advantage] for each in reported]
     noted = trainer._logs
     columns = (noted["prompt"], noted["completion"], noted["advantages"])
-    report("generating", trainer, loop, seen, told=told, noted=list(zip(*columns)))
+    report("generating", trainer, loop, seen, reported=reported, noted=list(zip(*columns)))
 
 
 plain()
@@ -100,29 +97,13 @@ generating()
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
+def reports(tmp_path_factory, torch_programs):
     """The reports of the processes for each scenario, by rank."""
     root = tmp_path_factory.mktemp("together")
     (root / "script.py").write_text(SCRIPT)
-    shared = {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # asked for, and not used: the processes are connected
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(root / "script.py"), str(root)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=root,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=180)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    launched = {"RANK": "{rank}", "LOCAL_RANK": "{rank}", "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
+    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # required, and not used: the script connects them
+    torch_programs.run_ranks(2, root / "script.py", root, env=launched, cwd=root, timeout=180)
     return {
         name: [json.loads((root / f"{name}-{rank}.json").read_text()) for rank in range(2)]
         for name in ("plain", "generating")
@@ -132,7 +113,7 @@ def reports(tmp_path_factory):
 def test_two_processes_apply_one_ranks_requests_together(reports):
     zero, one = reports["plain"]
     assert [(each["rank"], each["world_size"], each["steps"]) for each in (zero, one)] == [(0, 2, 2), (1, 2, 2)]
-    assert (zero["reason"], one["reason"]) == ("one has enough (asked by rank 1)", "one has enough")
+    assert (zero["reason"], one["reason"]) == ("one has enough (requested by rank 1)", "one has enough")
     assert [Path(path).name for path in zero["saved"]] == [Path(path).name for path in one["saved"]] == ["checkpoint-1"]
 
 
@@ -153,7 +134,7 @@ def test_two_processes_fire_the_same_moments_except_rank_zero_ones(reports):
 
 def test_two_processes_report_and_record_their_own_rollouts(reports):
     zero, one = reports["generating"]
-    last = [each for report in (zero, one) for each in report["told"][-2:]]
+    last = [each for report in (zero, one) for each in report["reported"][-2:]]
     assert last == zero["noted"]
     recorded = sorted(r.completion for r in hl.read(zero["dir"]) if isinstance(r, Sample))
-    assert recorded == sorted(text for report in (zero, one) for _, text, _ in report["told"])
+    assert recorded == sorted(text for report in (zero, one) for _, text, _ in report["reported"])

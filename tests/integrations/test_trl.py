@@ -161,11 +161,11 @@ def test_grpo_samples_are_recorded_at_their_step_on_separate_axes(torch, tmp_pat
     trainer = grpo(torch, tmp_path, eval_strategy="steps", eval_steps=1)
     loop = hooked(trainer, seen, strict=True)
     trainer.train()
-    told = [each for _, rollouts in rollouts_of(seen) for each in rollouts]
+    reported = [each for _, rollouts in rollouts_of(seen) for each in rollouts]
     recorded = samples(loop)
     assert [sample.step for sample in recorded] == 8 * [1] + 8 * [2]
     assert [(s.prompt, s.completion, s.total, s.advantage) for s in recorded] == [
-        (each.task.prompt, each.completion.text, each.total, each.advantage) for each in told
+        (each.task.prompt, each.completion.text, each.total, each.advantage) for each in reported
     ]
     assert [sample.step for sample in samples(loop, "eval")] == 8 * [1] + 8 * [2]
     outputs = [e.arguments[0] for e in seen.events if e.moment == "on_validation_batch_end"]
@@ -193,8 +193,8 @@ def test_grpo_rollout_starts_before_the_completions_are_scored(torch, tmp_path):
     trainer = grpo(torch, tmp_path, scored)
     hooked(trainer, seen, strict=True)
     trainer.train()
-    told = [name for name in seen.names() if "rollout" in name or name == "scored"]
-    assert told == 2 * ["on_rollout_start", "scored", "on_rollout_end"]
+    reported = [name for name in seen.names() if "rollout" in name or name == "scored"]
+    assert reported == 2 * ["on_rollout_start", "scored", "on_rollout_end"]
 
 
 def test_grpo_attached_after_a_training_still_pairs_starts_and_ends(torch, tmp_path):

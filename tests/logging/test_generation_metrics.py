@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hookline._engine.errors import OptionError
-from hookline.logging.completions import extract_reasoning_and_answer
 from hookline.logging.metrics import generation_metrics
+from hookline.logging.payloads import extract_reasoning_and_answer
 
 GOOD = "<reasoning>two and two</reasoning>\n<answer>four</answer>"
 TEXTS = ["a b c d e", "a", "", "b b b b b b", GOOD]
@@ -76,7 +76,7 @@ def test_generation_metrics_empty_share_counts_blank_texts_and_none():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         {"token_counts": [8, 3, 8], "max_length": 8},
         {"finished": [False, True, False]},
@@ -84,8 +84,8 @@ def test_generation_metrics_empty_share_counts_blank_texts_and_none():
         {"finished": np.array([False, True, False])},
     ],
 )
-def test_generation_metrics_truncated_share_by_length_flags_or_reasons(told):
-    assert generation_metrics(["a", "b", "c"], **told)["truncated"] == pytest.approx(2 / 3)
+def test_generation_metrics_truncated_share_by_length_flags_or_reasons(reported):
+    assert generation_metrics(["a", "b", "c"], **reported)["truncated"] == pytest.approx(2 / 3)
 
 
 def test_generation_metrics_without_a_way_to_tell_have_no_truncated_share():

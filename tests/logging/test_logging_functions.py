@@ -30,7 +30,7 @@ class Listing(logging.Handler):
 
 
 class FakeDevice:
-    """Has a number ready when it is told so."""
+    """Has its number ready when the test says so."""
 
     arrives = True
 

@@ -96,6 +96,7 @@ def test_handler_interval_is_how_often_it_looks_for_records(plain_logger, monkey
     monkeypatch.setattr(sink, "beat", lambda self: looks.append(self))
     emit(plain_logger, make())
     wait_until(lambda: len(looks) > 20)
+    assert len(set(looks)) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ import dataclasses
 import io
 import json
 import logging
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import ClassVar
@@ -66,6 +69,21 @@ def test_initialize_json_formatter_writes_the_fields():
     assert json.loads(stream.getvalue()) == {"level": "INFO", "message": "hello"}
 
 
+def test_program_that_ends_without_shutdown_logs_the_last_row():
+    code = """
+import hookline.logging as hookline_logging
+hookline_logging.initialize({
+    "handlers": {"file": {"class": "logging.FileHandler", "filename": "a.log"}},
+    "root": {"level": "INFO", "handlers": ["file"]},
+    "metrics": {"logging_frequency": 10},
+})
+for step in range(1, 6):
+    hookline_logging.log_training_progress(step, {"loss": step})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    assert re.findall(r"^step (\d+)", Path("a.log").read_text(), re.MULTILINE) == ["1", "5"]
+
+
 def test_initialize_twice_shuts_the_first_down(read_csv, tmp_path):
     hookline_logging.initialize(to_csv("first.csv"))
     ask("one")
@@ -119,6 +137,13 @@ def test_initialize_with_a_table_that_cannot_be_written_changes_nothing(filename
     assert hookline_logging.get_model_logger().handlers == before
 
 
+def test_initialize_says_why_the_standard_library_could_not_build_a_handler():
+    with pytest.raises(ConfigError, match=r"handlers.out: cannot be built: ModuleNotFoundError: .*no-such-stream"):
+        hookline_logging.initialize(
+            {"handlers": {"out": {"class": "logging.StreamHandler", "stream": "ext://sys.no-such-stream"}}}
+        )
+
+
 def test_initialize_that_fails_says_which_handler_cannot_be_built(tmp_path):
     (tmp_path / "logging.yaml").write_text(
         "handlers:\n  csv:\n    class: logging.custom.CSVHandler\n    filename: a.csv\n    columns: [a, a]\n"
@@ -167,11 +192,14 @@ def test_shutdown_gives_the_loggers_back_as_they_were():
     assert [(each.level, each.propagate, list(each.handlers)) for each in (root, model)] == before
 
 
-def test_shutdown_may_be_called_again_and_before():
+def test_shutdown_before_initialize_and_again_changes_nothing(read_csv):
+    handlers = list(logging.getLogger().handlers)
     hookline_logging.shutdown()
     hookline_logging.initialize(to_csv("a.csv"))
+    ask("2+2?")
     hookline_logging.shutdown()
     hookline_logging.shutdown()
+    assert (questions(read_csv, "a.csv"), logging.getLogger().handlers) == (["2+2?"], handlers)
 
 
 def test_shutdown_with_a_sink_that_is_stuck_is_bounded(tmp_path, monkeypatch):
@@ -292,11 +320,13 @@ def test_initialize_with_a_run_records_data_whatever_the_levels_are():
     assert [each.values for each in read(run.dir) if isinstance(each, Metrics)] == [{"loss": 0.5}]
 
 
-def test_initialize_with_a_run_that_records_nothing_goes_on():
+def test_initialize_with_a_run_that_records_nothing_logs_to_the_stream():
+    stream = io.StringIO()
     with hl.run("memory", root=None, summary=False) as run:
-        hookline_logging.initialize(to_stream(io.StringIO()), run=run)
+        hookline_logging.initialize(to_stream(stream), run=run)
         hookline_logging.log_training_progress(1, {"loss": 0.5})
         hookline_logging.get_training_logger().info("hello")
+    assert "hello" in stream.getvalue().splitlines()
 
 
 def test_initialize_with_something_that_is_no_run_is_an_error():

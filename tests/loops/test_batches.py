@@ -1,4 +1,4 @@
-"""The data of a Trainer: what it takes, in which order, and who gets which batch."""
+"""The data of a Trainer: accepted sources, order, and which process gets which batch."""
 
 import pytest
 
@@ -109,7 +109,7 @@ def test_batches_of_a_data_set_are_made_here(data):
     assert trained_on(data, batch_size=2, shuffle=False) == [[0, 1], [2, 3], [4]]
 
 
-def test_batches_of_a_data_set_are_shuffled_anew_in_each_epoch():
+def test_batches_of_a_data_set_are_reshuffled_in_each_epoch():
     drawn = trained_on(Numbers(6), batch_size=3, epochs=2)
     first, second = drawn[0] + drawn[1], drawn[2] + drawn[3]
     assert sorted(first) == sorted(second) == list(range(6))
@@ -196,11 +196,11 @@ def test_batches_of_a_weighted_sampler_are_drawn_by_it():
 
 @pytest.mark.parametrize("part", ["dataset", "sampler", "batch_sampler"])
 def test_batches_tell_the_parts_of_a_loader_which_epoch_begins(part):
-    told = []
+    reported = []
 
     class Told:
         def set_epoch(self, epoch):
-            told.append(epoch)
+            reported.append(epoch)
 
     class ToldNumbers(Told, Numbers):
         pass
@@ -222,11 +222,11 @@ def test_batches_tell_the_parts_of_a_loader_which_epoch_begins(part):
         "batch_sampler": lambda: DataLoader(Numbers(2), batch_sampler=BatchSampler()),
     }[part]()
     trained_on(loader, epochs=3)
-    assert told == [0, 1, 2]
+    assert reported == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("epochs", "orders"), [(1, 1), (3, 3)])
-def test_batches_of_a_distributed_sampler_are_shuffled_anew_in_each_epoch(epochs, orders):
+def test_batches_of_a_distributed_sampler_are_reshuffled_in_each_epoch(epochs, orders):
     data = Numbers(16)
     sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle=True)
     drawn = trained_on(DataLoader(data, batch_size=8, sampler=sampler), epochs=epochs)
@@ -304,7 +304,7 @@ def make(kind, workers=0):
 
 @pytest.mark.parametrize("kind", ["list", "stream", "data set"])
 @pytest.mark.parametrize("done", [0, 1, 4, 5, 7])
-def test_batches_behind_those_done_are_the_rest_of_the_same_order(kind, done):
+def test_batches_after_those_done_are_the_rest_of_the_same_order(kind, done):
     torch.manual_seed(4)
     whole = [numbers(batch) for batch in make(kind).epoch(0)]
     torch.manual_seed(4)
@@ -332,7 +332,7 @@ def test_batches_that_are_done_are_not_loaded_again():
     assert data.loaded == [8, 9]
 
 
-def test_batches_behind_those_done_have_the_same_random_parts_from_workers():
+def test_batches_after_those_done_have_the_same_random_parts_from_workers():
     def batches():
         torch.manual_seed(4)
         return Batches(Noisy(6), what="train_data", batch_size=2, shuffle=True, workers=1)

@@ -34,7 +34,7 @@ def test_checkpoint_holds_counters_states_and_what_the_user_saves(tmp_path):
     assert json.loads((row.path / "model.json").read_text()) == {"w": 2}
 
 
-def test_checkpoint_loaded_goes_on_where_it_was(tmp_path):
+def test_checkpoint_loaded_continues_where_it_was(tmp_path):
     loaded = []
     with hl.run(root=tmp_path, summary=False) as first:
         for i in first.steps(5, total=3):
@@ -62,7 +62,7 @@ def test_checkpoint_at_the_path_of_something_else_is_refused_and_leaves_it(tmp_p
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "results.txt").write_text("mine")
     path = tmp_path / "mine" if kind == "directory" else tmp_path / "mine" / "results.txt"
-    with hl.run(root=None, summary=False) as run, pytest.raises(hl.CheckpointError, match="is no checkpoint"):
+    with hl.run(root=None, summary=False) as run, pytest.raises(hl.CheckpointError, match="is not a checkpoint"):
         run.save_checkpoint(path)
     assert [file.read_text() for file in (tmp_path / "mine").iterdir()] == ["mine"]
 
@@ -71,7 +71,7 @@ def test_checkpoint_at_a_directory_of_the_user_called_like_one_is_refused_and_le
     own = tmp_path / "checkpoints" / "step-00000000"
     own.mkdir(parents=True)
     (own / "results.txt").write_text("mine")
-    with hl.run(root=None, summary=False) as run, pytest.raises(hl.CheckpointError, match="is no checkpoint"):
+    with hl.run(root=None, summary=False) as run, pytest.raises(hl.CheckpointError, match="is not a checkpoint"):
         run.save_checkpoint(own)
     assert [file.read_text() for file in own.iterdir()] == ["mine"]
 
@@ -97,7 +97,7 @@ def test_checkpoint_at_the_name_of_a_file_is_one_that_torch_loads(tmp_path):
 def test_checkpoint_at_a_file_of_the_user_is_refused_and_leaves_it(tmp_path):
     torch.save({"model": 1}, tmp_path / "x.pt")
     with hl.run(root=None, summary=False) as run:
-        with pytest.raises(hl.CheckpointError, match="is no checkpoint"):
+        with pytest.raises(hl.CheckpointError, match="is not a checkpoint"):
             run.save_checkpoint(tmp_path / "x.pt")
         with pytest.raises(hl.CheckpointError, match="is not a checkpoint"):
             run.load_checkpoint(tmp_path / "x.pt")
@@ -445,7 +445,7 @@ def test_checkpoint_state_is_matched_by_class_where_there_is_one(tmp_path, befor
 
 def test_checkpoint_state_of_another_metric_is_not_given(tmp_path, caplog):
     assert moved(tmp_path, [Holder(0.5, monitor="loss")], [Holder(monitor="accuracy")]) == [None]
-    assert "The checkpoint has state for 'holder', which is not here" in caplog.text
+    assert "The checkpoint has state for 'holder', which is not registered" in caplog.text
 
 
 @pytest.mark.parametrize(

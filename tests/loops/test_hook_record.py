@@ -1,4 +1,4 @@
-"""What the record of a run says of its subscribers: the order in which they run, and what each has cost at its end."""
+"""The recorded facts of subscribers: their order, and the cost of each at the end."""
 
 from pathlib import Path
 
@@ -24,17 +24,17 @@ class Broken(hl.Callback):
         raise ValueError("it broke")
 
 
-def told(run_dir, name):
+def reported(run_dir, name):
     return [record for record in hl.read(run_dir) if isinstance(record, Event) and record.name == name]
 
 
 def costs_of(run_dir):
-    (event,) = told(run_dir, "hooks_cost")
+    (event,) = reported(run_dir, "hooks_cost")
     return {cost["name"]: cost for cost in event.data["costs"]}
 
 
 def orders_of(run_dir):
-    return [event.data["moments"] for event in told(run_dir, "hooks_plan")]
+    return [event.data["moments"] for event in reported(run_dir, "hooks_plan")]
 
 
 def train(run, how):
@@ -69,7 +69,7 @@ def test_costs_of_the_end_are_those_of_the_collection():
     for name, cost in expected.items():
         assert [recorded[name][key] for key in keys] == [getattr(cost, key) for key in keys]
     assert (recorded["broken"]["errors"], recorded["broken"]["disabled"]) == (3, True)
-    assert told(run.dir, "hooks_cost")[0].data["seconds"] > 0
+    assert reported(run.dir, "hooks_cost")[0].data["seconds"] > 0
 
 
 def test_costs_have_what_background_subscribers_did_until_the_end():
@@ -91,13 +91,13 @@ def test_rows_and_metrics_of_a_run_have_nothing_of_it():
     assert dict(run.metrics) == {"loss": 2.0}
 
 
-def test_order_is_recorded_at_the_start_for_the_moments_somebody_listens_to():
+def test_order_is_recorded_at_the_start_for_the_moments_with_listeners():
     first = hl.on("step_end", lambda loop: None, name="first", priority=100)
     with hl.run(callbacks=[Busy(), hl.CallbackCollection([first], name="group")], summary=False) as run:
         run.callbacks.move_to_front("group")
         train(run, "finished")
     assert orders_of(run.dir) == [{"on_train_start": ["busy"], "on_step_end": ["group/first", "busy"]}]
-    assert told(run.dir, "hooks_plan")[0].step == 0
+    assert reported(run.dir, "hooks_plan")[0].step == 0
 
 
 def test_order_is_recorded_again_when_subscribers_come_go_move_and_are_disabled():
@@ -111,7 +111,7 @@ def test_order_is_recorded_again_when_subscribers_come_go_move_and_are_disabled(
             elif step == 4:
                 run.callbacks.move_to_front("group")
                 run.callbacks.remove("busy")
-    found = [(event.step, event.data["moments"].get("on_step_end")) for event in told(run.dir, "hooks_plan")]
+    found = [(event.step, event.data["moments"].get("on_step_end")) for event in reported(run.dir, "hooks_plan")]
     assert found == [
         (0, ["busy"]),
         (0, ["busy", "group/inner"]),
@@ -130,7 +130,7 @@ def test_order_that_changes_all_the_time_is_recorded_at_a_low_rate_and_at_the_en
     record.open()
     for number in range(50):
         callbacks.add(hl.on("step_end", lambda loop: None, name=f"n{number}"))
-    assert len(told(tmp_path, "hooks_plan")) == AT_ONCE
+    assert len(reported(tmp_path, "hooks_plan")) == AT_ONCE
     now = CHANGE_SECONDS
     callbacks.add(hl.on("step_end", lambda loop: None, name="in_time"))
     callbacks.add(hl.on("step_end", lambda loop: None, name="too_soon"))
@@ -150,7 +150,7 @@ def test_record_of_very_many_subscribers_is_bounded_and_counts_what_is_left_out(
     record.open()
     record.close(callbacks)
     recorder.close()
-    (order,), (costs,) = told(tmp_path, "hooks_plan"), told(tmp_path, "hooks_cost")
+    (order,), (costs,) = reported(tmp_path, "hooks_plan"), reported(tmp_path, "hooks_cost")
     kept = order.data["moments"]["on_step_end"]
     assert PLAN_CHARACTERS - 400 < sum(map(len, kept)) <= PLAN_CHARACTERS
     assert len(kept) + order.data["left_out"] == len(many)
@@ -210,7 +210,7 @@ def test_resumed_run_has_the_costs_of_each_session():
     for session in range(2):
         with hl.run("again", callbacks=[Busy()], resume="auto", summary=False) as run:
             train(run, "stopped")
-        assert len(told(run.dir, "hooks_cost")) == session + 1
+        assert len(reported(run.dir, "hooks_cost")) == session + 1
         assert len(orders_of(run.dir)) == session + 1
 
 

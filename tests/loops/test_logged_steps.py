@@ -124,7 +124,7 @@ def test_step_end_in_a_loop_with_steps_is_an_error():
                 run.step_end()
 
 
-def test_resumed_loop_that_only_logs_goes_on_behind_the_checkpoint(tmp_path):
+def test_resumed_loop_that_only_logs_continues_after_the_checkpoint(tmp_path):
     options = {"name": "again", "root": tmp_path, "callbacks": [{"checkpoint": {"every_n_steps": 3}}]}
     with pytest.raises(RuntimeError), hl.run(**options, summary=False) as run:
         for i in range(5):
@@ -174,7 +174,7 @@ def test_program_that_ends_without_finish_says_how(tmp_path, ending, status, mes
     assert [record.step for record in hl.read(facts.parent) if isinstance(record, Metrics)] == [0, 1]
 
 
-def test_row_of_a_step_whose_end_raises_is_kept_where_the_program_goes_on():
+def test_row_of_a_step_whose_end_raises_is_kept_where_the_program_continues():
     def fail(loop, step_idx):
         if step_idx == 1:
             raise ValueError("boom")

@@ -1,4 +1,4 @@
-"""The random states that a training goes on from."""
+"""The random states from which a training resumes."""
 
 import io
 import random

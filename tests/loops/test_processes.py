@@ -6,13 +6,14 @@ What the processes do stands in `process_scripts`; each start is made once and s
 import fcntl
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from fork_server import GLOO
+from loopback_server import free_port
 
 import hookline as hl
 from hookline._record.reader import MAIN, Reader, journal_directory, last_status
@@ -21,7 +22,6 @@ from hookline.loops import checkpoint
 
 SCRIPTS = Path(__file__).parent / "process_scripts"
 TIMEOUT_SECONDS = 120
-ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 SHARDING = {
     "ACCELERATE_USE_FSDP": "true",
     "FSDP_VERSION": "2",
@@ -33,44 +33,23 @@ SCENARIOS = {
     "alone": ["weights_after", "weights_by_tokens", "data", "reductions", "saved"],
     "together": [
         *("means", "record", "weights_after", "data", "reductions", "stops", "requests", "resumed", "hooks", "saved"),
-        *("taken_up", "weights_by_tokens"),
+        *("continued", "weights_by_tokens"),
     ],
-    "sharded": ["sharded", "taken_up"],
-    "alone_again": ["taken_up"],
+    "sharded": ["sharded", "continued"],
+    "alone_again": ["continued"],
 }
 
 
-def start(directory, count, scenarios, **environment):
-    """Start processes that run scenarios in a directory."""
-    directory.mkdir()
-    script = str(SCRIPTS / "together.py")
-    return [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", script, str(rank), str(count), str(directory), *scenarios],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **ENVIRONMENT, **{name: value.format(rank) for name, value in environment.items()}},
-        )
-        for rank in range(count)
-    ]
+@pytest.fixture(scope="module")
+def run_scenarios(torch_programs):
+    """Runs scenarios in processes, which must succeed."""
 
+    def run(directory, count, scenarios, **environment):
+        directory.mkdir()
+        arguments = [SCRIPTS / "together.py", "{rank}", str(count), directory, *scenarios]
+        torch_programs.run_ranks(count, *arguments, env=environment, timeout=TIMEOUT_SECONDS)
 
-def finish(processes):
-    """Wait until they have ended, and return each one's exit code and output; none is left behind."""
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
-
-
-def ran(directory, count, scenarios, **environment):
-    """Run scenarios; they must succeed."""
-    ended = finish(start(directory, count, scenarios, **environment))
-    assert [code for code, _ in ended] == [0] * count, "\n".join(output for _, output in ended)
+    return run
 
 
 def found(directory, scenario):
@@ -88,15 +67,15 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(root):
+def runs(root, run_scenarios):
     """What the orderly starts found, by the name of the start and the scenario: a list with one entry a rank."""
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (root / "alone_again").exists():
-            ran(root / "alone", 1, SCENARIOS["alone"])
-            ran(root / "together", 2, SCENARIOS["together"])
-            ran(root / "sharded", 2, SCENARIOS["sharded"], **SHARDING)
-            ran(root / "alone_again", 1, SCENARIOS["alone_again"])
+            run_scenarios(root / "alone", 1, SCENARIOS["alone"])
+            run_scenarios(root / "together", 2, SCENARIOS["together"])
+            run_scenarios(root / "sharded", 2, SCENARIOS["sharded"], **SHARDING)
+            run_scenarios(root / "alone_again", 1, SCENARIOS["alone_again"])
     return {name: {each: found(root / name, each) for each in scenarios} for name, scenarios in SCENARIOS.items()}
 
 
@@ -137,7 +116,7 @@ def test_record_of_rank_one_has_no_copies_of_what_rank_zero_records(recorded):
     events = [record.name for record in recorded["rank1"] if isinstance(record, Event)]
     assert rows == []
     assert (events, [record.name for record in recorded[MAIN] if isinstance(record, Event)]) == (
-        ["hooks_cost"],
+        ["environment", "hooks_cost"],
         ["hooks_plan", "eval", "eval", "checkpoint", "hooks_cost"],
     )
 
@@ -194,7 +173,7 @@ def test_validation_of_two_processes_is_the_mean_over_every_sample_on_both(runs)
     assert zero["validation"] == one["validation"] == alone["validation"] == {"val/loss": 4.0, "val/samples": 9}
 
 
-def test_log_with_reduce_meets_at_the_end_of_the_step_whoever_logged_something(together):
+def test_log_with_reduce_synchronizes_at_the_end_of_the_step_if_any_process_logged(together):
     always = {"mean": 0.5, "sum": 3, "sums/deep": 4.0}
     reduced = [[1, always], [2, always | {"low": 4}], [3, always | {"only_there": 7.0}]]
     for rank in together["reductions"]:
@@ -208,7 +187,7 @@ def test_log_with_reduce_alone_is_a_plain_log(runs):
 
 
 def rows_of(rank, *, axis="train"):
-    """What is recorded of a run of several processes, by step."""
+    """The records of a run of several processes, by step."""
     recorded = [row for row in hl.read(rank["directory"]) if isinstance(row, Metrics) and row.axis == axis]
     return [(row.step, row.values) for row in recorded]
 
@@ -227,15 +206,15 @@ def test_log_of_two_processes_records_the_means_once_under_one_name(together):
 def test_log_of_two_processes_gives_both_the_mean_when_a_step_ends(together):
     zero, one = together["means"]
     assert zero["given"] == one["given"] == [2.0] * 4 + [None]
-    assert [names for names in one["heard"] if "only_there" in names] == [
-        names for names in zero["heard"] if "only_there" in names
+    assert [names for names in one["received"] if "only_there" in names] == [
+        names for names in zero["received"] if "only_there" in names
     ]
 
 
 def test_log_with_reduce_none_records_the_value_of_each_process(together):
     rows = rows_of(together["means"][0])
     own = [(step, values) for step, values in rows if "own" in values or "rank1/own" in values]
-    assert [values["rank1/heard"] for _, values in rows if "rank1/heard" in values] == list(range(1, 11))
+    assert [values["rank1/received"] for _, values in rows if "rank1/received" in values] == list(range(1, 11))
     names = ({"own": 0}, {"rank1/own": 1})
     assert sorted(own, key=str) == sorted([(step, name) for step in (1, 2, 3) for name in names], key=str)
 
@@ -248,8 +227,8 @@ def test_validation_of_both_or_of_rank_zero_alone_is_recorded_once_and_warns_on_
 
 def test_log_with_an_unknown_reduction_is_an_error_on_one_process_and_on_two(runs):
     errors = {rank["refused"] for name in ("alone", "together") for rank in runs[name]["reductions"]}
-    told = "give 'mean', 'sum', 'min', 'max', 'none', or leave it out."
-    assert errors == {f"OptionError: log(reduce='median'): {told}"}
+    message = "give 'mean', 'sum', 'min', 'max', 'none', or leave it out."
+    assert errors == {f"OptionError: log(reduce='median'): {message}"}
 
 
 @pytest.mark.parametrize(
@@ -260,7 +239,7 @@ def test_stop_asked_for_on_rank_one_stops_both_at_the_same_step(together, asked,
     zero, one = (rank[asked] for rank in together["stops"])
     assert [(rank["world_size"], rank["step"], rank["state"]) for rank in (zero, one)] == [(2, step, "stopped")] * 2
     assert one["reason"].startswith(reason)
-    assert zero["reason"] == f"{one['reason']} (asked by rank 1)"
+    assert zero["reason"] == f"{one['reason']} (requested by rank 1)"
 
 
 def test_signal_to_one_rank_saves_one_whole_checkpoint_of_both(together):
@@ -292,7 +271,7 @@ def test_resume_in_the_middle_of_an_epoch_repeats_the_losses_of_both_ranks_exact
     assert zero["straight"] != one["straight"]  # each has samples and a dropout of its own
 
 
-def test_resume_goes_on_with_the_record_of_both_processes(together):
+def test_resume_continues_with_the_record_of_both_processes(together):
     zero, one = together["resumed"]
     assert zero["same"]
     assert one["same"]
@@ -302,20 +281,20 @@ def test_resume_goes_on_with_the_record_of_both_processes(together):
 
 
 @pytest.mark.parametrize(
-    ("saved_by", "taken_up_by"),
+    ("saved_by", "resumed_by"),
     [
         *(("together", "alone_again"), ("alone", "together")),
         *(("sharded", "alone_again"), ("alone", "sharded"), ("together", "sharded")),
     ],
 )
-def test_checkpoint_is_taken_up_by_another_number_of_processes_and_sharded_or_not(runs, saved_by, taken_up_by):
+def test_checkpoint_is_resumed_by_another_number_of_processes_and_sharded_or_not(runs, saved_by, resumed_by):
     saved = [runs["sharded"]["sharded"][0]["saved"]] if saved_by == "sharded" else runs[saved_by]["saved"]
-    for rank in (each[saved_by] for each in runs[taken_up_by]["taken_up"]):
+    for rank in (each[saved_by] for each in runs[resumed_by]["continued"]):
         assert rank["state"] == "completed"
         assert (rank["weights"], rank["moments"]) == (saved[0]["weights"], saved[0]["moments"])
         changed = saved[0]["world_size"] != rank["world_size"]
-        told = f"saved with world_size={saved[0]['world_size']}, now it is {rank['world_size']}"
-        assert [told in text for text in rank["said"]] == [True] * changed
+        message = f"saved with world_size={saved[0]['world_size']}, now it is {rank['world_size']}"
+        assert [message in text for text in rank["said"]] == [True] * changed
 
 
 TABLE = {
@@ -369,20 +348,14 @@ def test_sharding_asked_for_on_cpus_says_that_nothing_is_sharded(runs):
     assert [rank["said"] for rank in runs["sharded"]["sharded"]] == [said, said]
 
 
-def test_processes_of_a_launcher_are_connected_by_the_trainer_and_train_in_half_precision(tmp_path):
-    launched = {"RANK": "{}", "LOCAL_RANK": "{}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ran(tmp_path / "half", 2, ["half"], MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), **launched)
+def test_processes_of_a_launcher_are_connected_by_the_trainer_and_train_in_half_precision(run_scenarios, tmp_path):
+    launched = {"RANK": "{rank}", "LOCAL_RANK": "{rank}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    run_scenarios(tmp_path / "half", 2, ["half"], MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), **launched)
     zero, one = found(tmp_path / "half", "half")
     assert [(rank["rank"], rank["world_size"], rank["step"]) for rank in (zero, one)] == [(0, 2, 4), (1, 2, 4)]
     assert set(zero["kinds"] + one["kinds"]) == {"torch.bfloat16"}
     assert zero["weights"] == one["weights"]
     assert zero["refused"].startswith("OptionError: Accelerate computes in one precision")
-
-
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 FAILURES = {
@@ -395,15 +368,32 @@ FAILURES = {
 FAILURES_OF_A_START = {"first": ["fails_in_a_step"], "second": ["fails_and_stays"], "third": ["fails_in_turn"]}
 
 
+def fail(programs, directory, scenarios):
+    """Start two processes of which one fails."""
+    directory.mkdir()
+    script = SCRIPTS / "together.py"
+    return [programs.start(script, str(rank), "2", directory, *scenarios, env=GLOO) for rank in (0, 1)]
+
+
+def ended(programs):
+    """The exit code and the output of each, once all have ended; none is left behind."""
+    try:
+        outputs = [program.communicate(TIMEOUT_SECONDS)[0] for program in programs]
+        return [(program.returncode, output) for program, output in zip(programs, outputs, strict=True)]
+    finally:
+        for program in programs:
+            program.close()
+
+
 @pytest.fixture(scope="module")
-def failed(root):
+def failed(root, torch_programs):
     """The exit codes and outputs of processes that fail, by the name of the start; all are made at once."""
     with (root / "lock-of-failures").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kept = root / "failed.json"
         if not kept.exists():
-            started = {name: start(root / name, 2, scenarios) for name, scenarios in FAILURES_OF_A_START.items()}
-            kept.write_text(json.dumps({name: finish(processes) for name, processes in started.items()}))
+            started = {name: fail(torch_programs, root / name, given) for name, given in FAILURES_OF_A_START.items()}
+            kept.write_text(json.dumps({name: ended(programs) for name, programs in started.items()}))
         return json.loads(kept.read_text())
 
 
@@ -442,17 +432,18 @@ def test_main_under_torchrun_trains_on_both_ranks_and_records_once(tmp_path):
     (tmp_path / "tune.json").write_text(json.dumps(config))
     launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     launch += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--local-addr", "127.0.0.1"]
-    process = subprocess.Popen(
+    done = subprocess.run(
         [*launch, str(SCRIPTS / "tune.py"), "--config", "tune.json", "train.seed=1"],
         cwd=tmp_path,
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **GLOO},
+        timeout=TIMEOUT_SECONDS,
+        check=False,
     )
-    ((code, output),) = finish([process])
-    assert code == 0, output
+    assert done.returncode == 0, done.stdout
     zero, one = found(tmp_path, "tune")
     assert (zero["world_size"], one["world_size"]) == ("2", "2")
     assert zero["directory"] == one["directory"] == str(next((tmp_path / "runs" / "default").iterdir()))

@@ -1,11 +1,9 @@
 """Two real processes that train together over gloo, on loopback and a file store."""
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from fork_server import GLOO
 
 from hookline.loops.distributed import ProcessGroup, rank, world_size
 
@@ -32,21 +30,14 @@ TRAIN = """
 
 
 @pytest.mark.parametrize("default_device", ["cpu", "meta"])
-def test_stop_requested_on_one_rank_stops_all_at_the_same_step(tmp_path, default_device):
-    code = textwrap.dedent(TRAIN)
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), default_device],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+def test_stop_requested_on_one_rank_stops_all_at_the_same_step(torch_programs, tmp_path, default_device):
+    arguments = ["-c", textwrap.dedent(TRAIN)]
+    started = [
+        torch_programs.start(*arguments, str(rank), tmp_path / "store", default_device, env=GLOO, merge=False)
         for rank in (0, 1)
     ]
-    out = [process.communicate(timeout=120)[0].strip() for process in processes]
-    assert out == ["0|2|5|loss is NaN (asked by rank 1)|5|5", "1|2|5|loss is NaN|0|0"]
+    out = [program.communicate(120)[0].strip() for program in started]
+    assert out == ["0|2|5|loss is NaN (requested by rank 1)|5|5", "1|2|5|loss is NaN|0|0"]
 
 
 def test_agree_in_a_process_alone_keeps_its_request():

@@ -1,4 +1,4 @@
-"""What the record of a training says of its configuration: each setting by its name."""
+"""The recorded configuration of a training: each setting by its name."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a run records, and how it is taken up again."""
+"""The records of a run, and resuming it."""
 
 import itertools
 import json
@@ -117,7 +117,7 @@ def test_resume_of_an_unknown_run_is_an_error_with_the_closest():
 
 
 @pytest.mark.parametrize("reference", [lambda run: run.dir, lambda run: run.dir.name, lambda run: "auto"])
-def test_resume_takes_up_the_run_at_its_last_checkpoint(reference):
+def test_resume_continues_the_run_at_its_last_checkpoint(reference):
     with hl.run("long", summary=False) as first:
         for i in first.steps(10):
             first.log(loss=i, first=1)
@@ -235,7 +235,7 @@ def test_samples_of_a_step_are_recorded_at_its_completed_count():
     assert [(s.step, s.completion, s.group) for s in records(run.dir, Sample)] == [(1, "0", "3"), (2, "1", "3")]
 
 
-def test_run_that_changes_its_directory_goes_on_recording(tmp_path, monkeypatch):
+def test_run_that_changes_its_directory_continues_recording(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     with hl.run(summary=False) as run:
         for i in run.steps(3):
@@ -251,7 +251,7 @@ def test_resume_auto_leaves_a_run_alone_that_is_still_running():
             pass
 
 
-def test_run_that_two_take_up_at_once_is_had_by_one(monkeypatch):
+def test_run_that_two_resume_at_once_is_acquired_by_one(monkeypatch):
     with hl.run("job", summary=False) as first:
         first.log(loss=1.0)
         monkeypatch.setattr(run_directory, "is_alive", lambda directory: False)  # it was not, when they looked

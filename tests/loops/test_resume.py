@@ -1,4 +1,4 @@
-"""A training that is taken up goes on as if it had never stopped: the same numbers, bit for bit, and one record."""
+"""A resumed training continues as if it had never stopped: the same numbers, bit for bit, and one record."""
 
 import random
 import shutil
@@ -41,7 +41,7 @@ class Noisy(Dataset):
 
 
 class Stream(IterableDataset):
-    """The same without a length or an order of its own."""
+    """The same without a length or a fixed order."""
 
     def __iter__(self):
         return iter(Noisy()[index] for index in random.sample(range(11), 11))
@@ -344,7 +344,7 @@ def batches_once():
     return ((x[None], x.sum()[None, None]) for x in Noisy().x)
 
 
-def test_resume_with_an_iterator_goes_on_where_it_is(tmp_path):
+def test_resume_with_an_iterator_continues_at_its_position(tmp_path):
     settings = {"epochs": 1, "schedule": "constant"}
     whole = uninterrupted(tmp_path / "whole", data=batches_once(), **settings)
     trainer = trainer_in(tmp_path, At(3, stop), data=batches_once(), **settings)
@@ -358,7 +358,7 @@ def test_resume_with_an_iterator_that_is_past_the_checkpoint_says_so(tmp_path):
     with pytest.raises(Broken):
         trainer.fit()
     trainer.callbacks.remove(trainer.callbacks[-1])
-    with pytest.raises(hl.OptionError, match="has yielded 8 batches, and training continues behind the first 4"):
+    with pytest.raises(hl.OptionError, match="has yielded 8 batches, and training continues after the first 4"):
         trainer.resume()
 
 
@@ -445,7 +445,7 @@ def test_resume_from_a_checkpoint_saved_while_a_validation_was_asked_for_makes_i
 
 
 @pytest.mark.parametrize("fails_at", [2, 3, 6, 7])
-def test_resume_after_a_failure_goes_on_from_the_latest_checkpoint(tmp_path, fails_at):
+def test_resume_after_a_failure_continues_from_the_latest_checkpoint(tmp_path, fails_at):
     settings = {"checkpoint": CheckpointRules(every_n_steps=2), "validate_every_steps": 2}
     whole = uninterrupted(tmp_path / "whole", **settings)
     with pytest.raises(Broken):
@@ -551,7 +551,7 @@ def test_resume_takes_a_checkpoint_a_run_and_an_id(tmp_path):
         assert (outcome(second), second.output_dir) == (whole, first.output_dir), kind
 
 
-def test_resume_from_a_checkpoint_with_a_name_of_its_own_inside_of_a_run_takes_up_the_run(tmp_path):
+def test_resume_from_a_checkpoint_with_a_name_of_its_own_inside_of_a_run_resumes_the_run(tmp_path):
     whole = uninterrupted(tmp_path / "whole")
     first = trainer_in(tmp_path / "runs", At(4, lambda loop: loop.save_checkpoint(loop.output_dir / "mine"), "on_log"))
     first.fit()
@@ -574,7 +574,7 @@ def test_resume_from_a_checkpoint_that_was_copied_away_begins_a_new_run(tmp_path
     assert [row.step for row in first.history][-1] == 4
 
 
-def test_resume_with_nothing_to_take_up_says_so_and_can_begin_afterwards(tmp_path):
+def test_resume_with_nothing_to_resume_says_so_and_can_begin_afterwards(tmp_path):
     whole = uninterrupted(tmp_path / "whole")
     trainer = trainer_in(tmp_path)
     with pytest.raises(hl.UnknownNameError, match="no run called 'train'"):
@@ -612,7 +612,7 @@ def test_resume_without_a_record_is_an_error():
         trainer.resume()
 
 
-def test_resume_auto_begins_goes_on_and_begins_again(tmp_path):
+def test_resume_auto_starts_continues_and_starts_again(tmp_path):
     whole = uninterrupted(tmp_path / "whole")
     first = trainer_in(tmp_path, At(4, stop), resume="auto")
     first.fit()
@@ -626,7 +626,7 @@ def test_resume_auto_begins_goes_on_and_begins_again(tmp_path):
     assert third.output_dir != first.output_dir
 
 
-def test_resume_auto_of_a_run_without_a_checkpoint_begins_it_anew_and_says_so(tmp_path, caplog):
+def test_resume_auto_of_a_run_without_a_checkpoint_restarts_it_and_says_so(tmp_path, caplog):
     whole = uninterrupted(tmp_path / "whole")
     with pytest.raises(Broken):
         trainer_in(tmp_path, At(4, fail)).fit()
@@ -676,7 +676,7 @@ def test_resume_with_another_learning_rate_says_that_the_checkpoints_is_used(tmp
     assert "learning_rate=0.1, now it is 0.5: that of the checkpoint is used" in caplog.text
 
 
-def test_resume_of_a_longer_schedule_goes_on_with_its_learning_rate(tmp_path, caplog):
+def test_resume_of_a_longer_schedule_continues_with_its_learning_rate(tmp_path, caplog):
     def trainer(epochs):
         config = hl.TrainerConfig(
             name="longer", output_dir=str(tmp_path), epochs=epochs, schedule="linear", summary=False, device="cpu"

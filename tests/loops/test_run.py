@@ -205,7 +205,7 @@ def test_run_metrics_are_plain_numbers(torch):
     [
         (("loss",), "give log"),
         ((1.0,), "give log"),
-        (({"x": object()},), "'x' is a object"),
+        (({"x": object()},), "'x' is an object"),
         (({"x": {"y": [1, 2]}},), "'x/y' is a list"),
         (({3: 1.0},), "the name 3"),
     ],
@@ -282,7 +282,7 @@ def test_run_summary_after_ctrl_c_has_the_word_of_the_record(capsys):
     with pytest.raises(KeyboardInterrupt), hl.run("plain") as run:
         raise KeyboardInterrupt
     assert capsys.readouterr().err.startswith("plain stopped after 0 steps")
-    assert [record.status for record in hl.read(run.dir)][-1] == "stopped"
+    assert list(hl.read(run.dir))[-1].status == "stopped"
 
 
 def test_run_summary_shows_names_with_brackets_as_they_are(capsys):
@@ -333,7 +333,7 @@ def test_run_steps_in_the_body_of_its_steps_are_an_error_that_says_what_to_do(in
     assert (run.step, run.state) == (2, "completed")
 
 
-def test_run_loops_one_after_the_other_go_on_however_the_first_was_left():
+def test_run_loops_one_after_the_other_continue_however_the_first_was_left():
     with run_with() as run:
         for _ in run.steps(3):
             break
@@ -347,7 +347,7 @@ def test_run_loops_one_after_the_other_go_on_however_the_first_was_left():
     assert run.step == 6
 
 
-def test_run_epochs_whose_steps_are_left_and_kept_go_on():
+def test_run_epochs_whose_steps_are_left_and_kept_continue():
     with run_with() as run:
         for _ in run.epochs(3):
             kept = run.steps(10)  # as a progress bar around it is
@@ -384,15 +384,15 @@ def test_run_that_fails_keeps_what_background_subscribers_logged():
 
 
 def test_run_without_steps_starts_at_the_second_step_and_tells_rows_as_they_come():
-    recording, told = RecordingCallback(), []
-    with run_with(recording, hl.on("log", lambda loop, step: told.append((step, loop.step)) or None)) as run:  # type: ignore[func-returns-value]
+    recording, reported = RecordingCallback(), []
+    with run_with(recording, hl.on("log", lambda loop, step: reported.append((step, loop.step)) or None)) as run:  # type: ignore[func-returns-value]
         run.log(before=1)
         for i in range(1, 4):
             run.log({"loss": 1.0}, step=i)
             run.log({"also": 1.0}, step=i)
-            told.append(f"end of {i}")
+            reported.append(f"end of {i}")
     first = [(0, 0), (1, 0), (1, 0)]  # they had to wait for on_train_start
-    assert told == ["end of 1", *first, (2, 2), (2, 2), "end of 2", (3, 3), (3, 3), "end of 3"]
+    assert reported == ["end of 1", *first, (2, 2), (2, 2), "end of 2", (3, 3), (3, 3), "end of 3"]
     assert recording.names() == ["on_train_start", *["on_log"] * 7, "on_train_end"]
 
 
@@ -435,15 +435,15 @@ def test_run_without_steps_that_validates_first_is_counted_by_its_rows():
 def test_run_without_steps_commits_what_other_threads_logged_at_its_next_row():
     import threading
 
-    told = []
-    with run_with(hl.on("log", lambda loop, step, metrics: told.extend(metrics))) as run:
+    reported = []
+    with run_with(hl.on("log", lambda loop, step, metrics: reported.extend(metrics))) as run:
         for i in range(3):
             run.log({f"own{i}": 1.0}, step=i)
             thread = threading.Thread(target=lambda: run.log(other=1, step=77))
             thread.start()
             thread.join()
-        assert told == ["own0", "other", "own1", "other", "own2"]
-    assert (told[5:], run.step) == (["other"], 2)
+        assert reported == ["own0", "other", "own1", "other", "own2"]
+    assert (reported[5:], run.step) == (["other"], 2)
 
 
 def test_run_rows_with_one_step_before_the_steps_wait_for_them(caplog):
@@ -469,3 +469,14 @@ def test_run_rows_of_several_steps_before_the_steps_leave_their_count_alone():
         (3, {"loss": 2}),
         (70, {"late": 1}),
     ]
+
+
+def test_live_run_in_a_notebook_shows_state_last_values_and_charts(tmp_path):
+    with hl.run("<b>warm", root=tmp_path, summary=False, console=False) as run:
+        assert "step 0" in run._repr_html_()
+        for step in run.steps(3):
+            run.log(loss=1 / (step + 1), note="text")
+        html = run._repr_html_()
+        assert "&lt;b&gt;warm</b> running, step 3 of 3" in html
+        assert (html.count("<polyline"), html.count("<tr>")) == (1, 3)
+    assert "finished, step 3" in run._repr_html_()

@@ -1,4 +1,4 @@
-"""A bare loop that is taken up does what is left of it: each batch once, in the calls and epochs that it belongs to."""
+"""A resumed bare loop runs its remaining batches: each once, in the right calls and epochs."""
 
 import contextlib
 import itertools
@@ -17,32 +17,32 @@ class Broken(Exception):
 
 
 class Saves(hl.Callback):
-    """Saves a checkpoint after each step, and notes what it hears."""
+    """Saves a checkpoint after each step, and notes its moments."""
 
     def __init__(self, root):
-        self.root, self.heard = root, []
+        self.root, self.received = root, []
 
     def on_train_start(self, loop):
-        self.heard.append("start")
+        self.received.append("start")
 
     def on_checkpoint_load(self, loop, row):
-        self.heard.append("load")
+        self.received.append("load")
 
     def on_train_epoch_start(self, loop):
-        self.heard.append(("epoch starts", loop.epoch))
+        self.received.append(("epoch starts", loop.epoch))
 
     def on_train_batch_start(self, loop, batch, batch_idx):
-        self.heard.append((loop.step, loop.epoch, batch, batch_idx))
+        self.received.append((loop.step, loop.epoch, batch, batch_idx))
 
     def on_log(self, loop, step, metrics):
         loop.save_checkpoint(self.root / f"{step}")
-        self.heard.append(f"saved {step}")
+        self.received.append(f"saved {step}")
 
     def on_train_epoch_end(self, loop):
-        self.heard.append(("epoch ends", loop.epoch))
+        self.received.append(("epoch ends", loop.epoch))
 
     def on_train_end(self, loop, artifacts):
-        self.heard.append("end")
+        self.received.append("end")
 
 
 def run_in(root, *callbacks, **options):
@@ -127,39 +127,39 @@ PROGRAMS = [
 BREAKS = [a_break, a_break_inside_epochs, a_break_of_an_iterator_that_is_kept]
 
 
-def heard_in(root, program, *callbacks, taken_up=None):
-    """What a run tells that saves its checkpoints below a directory, and the steps that it comes to."""
+def received_in(root, program, *callbacks, resumed=None):
+    """The moments of a run that saves its checkpoints below a directory, and its number of steps."""
     saves = Saves(root)
     with run_in(None, saves, *callbacks) as run:
-        if taken_up is not None:
-            run.load_checkpoint(taken_up)
+        if resumed is not None:
+            run.load_checkpoint(resumed)
         program(run)
         run.save_checkpoint(root / "end")
-    return saves.heard, run.step
+    return saves.received, run.step
 
 
-def steps_of(heard):
-    return [told for told in heard if isinstance(told, tuple) and len(told) == 4]
+def steps_of(received):
+    return [reported for reported in received if isinstance(reported, tuple) and len(reported) == 4]
 
 
 @pytest.mark.parametrize("program", PROGRAMS + BREAKS)
-def test_resume_of_a_bare_loop_at_any_step_does_and_tells_what_is_left(tmp_path, program):
-    whole, steps = heard_in(tmp_path / "0", program)
+def test_resume_of_a_bare_loop_at_any_step_completes_it_with_the_same_moments(tmp_path, program):
+    whole, steps = received_in(tmp_path / "0", program)
     for step in range(1, steps + 1):
-        saved = tmp_path / f"{step - 1}" / f"{step}"  # by the run that was taken up a step before
-        heard, done = heard_in(tmp_path / f"{step}", program, taken_up=saved)
+        saved = tmp_path / f"{step - 1}" / f"{step}"  # by the run that was resumed a step before
+        received, done = received_in(tmp_path / f"{step}", program, resumed=saved)
         left = whole[whole.index(f"saved {step}") + 1 :]
-        epoch = next(told for told in left if told[0] == "epoch ends")[1]
-        assert (heard, done) == (["start", "load", ("epoch starts", epoch), *left], steps), f"at {step}"
+        epoch = next(reported for reported in left if reported[0] == "epoch ends")[1]
+        assert (received, done) == (["start", "load", ("epoch starts", epoch), *left], steps), f"at {step}"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_resume_of_a_bare_loop_that_was_stopped_at_any_step_does_what_is_left(tmp_path, program):
-    whole, steps = heard_in(tmp_path / "whole", program)
+def test_resume_of_a_bare_loop_that_was_stopped_at_any_step_completes_it(tmp_path, program):
+    whole, steps = received_in(tmp_path / "whole", program)
     for step in range(1, steps):
         stop = hl.on("step_start", lambda loop: loop.request_stop("enough"), every=step)
-        first, done = heard_in(tmp_path / f"{step}", program, stop)
-        second, _ = heard_in(tmp_path / "rest", program, taken_up=tmp_path / f"{step}" / "end")
+        first, done = received_in(tmp_path / f"{step}", program, stop)
+        second, _ = received_in(tmp_path / "rest", program, resumed=tmp_path / f"{step}" / "end")
         assert (done, steps_of(first + second)) == (step, steps_of(whole))
 
 
@@ -197,7 +197,7 @@ def test_resume_of_a_loop_that_was_left_with_a_break_gives_nothing_and_says_so(t
     assert "call run.request_stop()" in caplog.text
 
 
-def test_resume_of_a_loop_that_was_left_because_of_a_stop_goes_on(tmp_path):
+def test_resume_of_a_loop_that_was_left_because_of_a_stop_continues(tmp_path):
     with run_in(tmp_path, "checkpoint") as run:
         assert break_at("b", run, lambda: run.request_stop("enough")) == [(0, "a"), (0, "b")]
     with run_in(tmp_path, "checkpoint", resume="last") as run:
@@ -214,7 +214,7 @@ def leave_epochs_at_a_stop(run):
     return seen
 
 
-def test_resume_inside_epochs_that_were_left_because_of_a_stop_goes_on_in_the_epoch(tmp_path):
+def test_resume_inside_epochs_that_were_left_because_of_a_stop_continues_in_the_epoch(tmp_path):
     stop = hl.on("step_start", lambda loop: loop.request_stop("enough"), every=2)
     with run_in(tmp_path, "checkpoint", stop) as run:
         assert leave_epochs_at_a_stop(run) == [(0, "a"), (0, "b")]
@@ -223,7 +223,7 @@ def test_resume_inside_epochs_that_were_left_because_of_a_stop_goes_on_in_the_ep
 
 
 @pytest.mark.parametrize("error", [Broken, SystemExit])
-def test_resume_of_a_loop_that_the_program_ended_in_goes_on(tmp_path, error):
+def test_resume_of_a_loop_that_the_program_ended_in_continues(tmp_path, error):
     last = hl.on("exception", lambda loop: (loop.save_checkpoint(), None)[1])
     with pytest.raises(error), run_in(tmp_path, "checkpoint", last) as run:
         for _ in run.steps("abcd"):
@@ -257,7 +257,7 @@ def test_resume_does_not_draw_from_the_data_of_complete_calls(tmp_path):
     assert (first.opened, second.opened) == (0, 0)
 
 
-def test_resume_with_more_data_or_epochs_goes_on_with_them(tmp_path):
+def test_resume_with_more_data_or_epochs_continues_with_them(tmp_path):
     with run_in(tmp_path, "checkpoint") as run:
         list(run.steps("ab"))
     saved = run.dir / "checkpoints" / "step-00000002"
@@ -285,7 +285,7 @@ def test_resume_with_data_that_got_shorter_leaves_the_next_epoch_whole(tmp_path)
         assert [(run.epoch, batch) for batch in run.steps("xy", epochs=2)] == [(1, "x"), (1, "y")]
 
 
-def test_resume_from_a_checkpoint_without_calls_goes_on_in_the_first(tmp_path):
+def test_resume_from_a_checkpoint_without_calls_continues_in_the_first(tmp_path):
     with run_in(tmp_path) as run:
         list(run.steps("ab"))
         for _ in run.steps("cd"):
@@ -307,14 +307,14 @@ def test_resume_from_a_checkpoint_without_calls_goes_on_in_the_first(tmp_path):
 
 
 def test_resume_that_is_stopped_before_its_first_step_keeps_the_place(tmp_path):
-    heard_in(tmp_path, a_call_an_epoch)
+    received_in(tmp_path, a_call_an_epoch)
     stop = hl.on("train_start", lambda loop: loop.request_stop("enough"))
-    assert heard_in(tmp_path / "stopped", a_call_an_epoch, stop, taken_up=tmp_path / "5")[1] == 5
-    heard, _ = heard_in(tmp_path / "rest", a_call_an_epoch, taken_up=tmp_path / "stopped" / "end")
-    assert [told[0::2] for told in steps_of(heard)] == [(5, "c"), (6, "a"), (7, "b"), (8, "c")]
+    assert received_in(tmp_path / "stopped", a_call_an_epoch, stop, resumed=tmp_path / "5")[1] == 5
+    received, _ = received_in(tmp_path / "rest", a_call_an_epoch, resumed=tmp_path / "stopped" / "end")
+    assert [reported[0::2] for reported in steps_of(received)] == [(5, "c"), (6, "a"), (7, "b"), (8, "c")]
 
 
-def test_resume_inside_epochs_whose_end_was_told_does_not_repeat_the_body_of_the_epoch(tmp_path):
+def test_resume_inside_epochs_whose_end_was_fired_does_not_repeat_the_body_of_the_epoch(tmp_path):
     bodies = []
     for fails, resume in ((True, None), (False, "last")):
         with contextlib.suppress(Broken), run_in(tmp_path, "checkpoint", resume=resume) as run:
@@ -326,7 +326,22 @@ def test_resume_inside_epochs_whose_end_was_told_does_not_repeat_the_body_of_the
     assert bodies == [0, 1, 2]
 
 
-def test_checkpoint_loaded_again_in_the_run_goes_on_there_in_the_next_call(tmp_path):
+def test_resume_of_a_call_that_a_break_left_ends_its_epoch_before_the_program_continues(tmp_path):
+    def program(run):
+        for batch in run.steps("abcd"):
+            if batch == "b":
+                break
+        received.append("after the call")
+
+    received = []
+    received_in(tmp_path, program)
+    with run_in(None, hl.on("train_epoch_end", lambda loop: received.append("epoch ends"))) as run:
+        run.load_checkpoint(tmp_path / "2")
+        program(run)
+    assert received == ["after the call", "epoch ends", "after the call"]
+
+
+def test_checkpoint_loaded_again_in_the_run_continues_there_in_the_next_call(tmp_path):
     seen = []
     with run_in(tmp_path) as run:
         list(run.steps("ab"))
@@ -339,9 +354,9 @@ def test_checkpoint_loaded_again_in_the_run_goes_on_there_in_the_next_call(tmp_p
 
 
 def test_run_steps_twice_in_an_epoch_are_both_inside_of_it(tmp_path):
-    heard, _ = heard_in(tmp_path, twice_in_an_epoch)
-    told = [one[0] if isinstance(one[0], str) else one[2] for one in heard if isinstance(one, tuple)]
-    assert told == ["epoch starts", *"abxyz", "epoch ends"] * 2
+    received, _ = received_in(tmp_path, twice_in_an_epoch)
+    reported = [one[0] if isinstance(one[0], str) else one[2] for one in received if isinstance(one, tuple)]
+    assert reported == ["epoch starts", *"abxyz", "epoch ends"] * 2
 
 
 def resumed_after_two(tmp_path, train):

@@ -1,4 +1,4 @@
-"""`run.config`, `run.notes` and `run.summary`: what is set while a run is open is recorded at once."""
+"""`run.config`, `run.notes` and `run.summary`: changes to an open run are recorded at once."""
 
 import argparse
 import copy
@@ -90,8 +90,8 @@ def test_summary_and_notes_are_recorded_at_once_and_found_by_store_and_command()
     info = hl.runs("runs").latest()
     assert (info.notes, info.summary["best"], info.summary["after"]) == ("Better than\nexpected.", 0.9, 3)
     assert info.summary["worst"] != info.summary["worst"]
-    told = hl.runs("runs").sql("SELECT notes, summary ->> '$.best' AS best FROM runs").rows()
-    assert told == [{"notes": "Better than\nexpected.", "best": "0.9"}]
+    reported = hl.runs("runs").sql("SELECT notes, summary ->> '$.best' AS best FROM runs").rows()
+    assert reported == [{"notes": "Better than\nexpected.", "best": "0.9"}]
     shown = CliRunner().invoke(app, ["runs", "show", run.dir.name]).stdout
     assert "Better than" in shown
     assert "best: 0.9" in shown
@@ -123,3 +123,18 @@ def test_latest_run_of_a_name_is_the_one_that_started_last_whatever_was_written_
 def test_notes_that_are_no_text_are_refused():
     with pytest.raises(OptionError, match=r"notes=3: give a string\."):
         hl.run(notes=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "problem"),
+    [
+        ({"callback": []}, TypeError, "A run has no option 'callback'. Did you mean 'callbacks'?"),
+        ({"config": 3}, OptionError, "config=3: give a dict, a dataclass, or another object with settings."),
+        ({"config": "lr=1"}, OptionError, "config='lr=1': give a dict, a dataclass, or another object with settings."),
+        ({"name": 3}, OptionError, "name=3: give a string."),
+    ],
+)
+def test_run_with_an_unknown_or_wrong_option_is_refused(options, error, problem):
+    with pytest.raises(error) as raised:
+        hl.run(**options)
+    assert str(raised.value) == problem

@@ -1,4 +1,4 @@
-"""A run's sinks: what `hl.run(sinks=...)` takes, how they stand, and what its end says of them."""
+"""A run's sinks: accepted values of `hl.run(sinks=...)`, their state, and the report at the end."""
 
 import csv
 import subprocess
@@ -17,7 +17,7 @@ from hookline.sinks import CsvSink, Sink
 
 @dataclass(eq=False)
 class Recording(Sink):
-    """Keeps what it is given; refuses, fails or hangs if told to."""
+    """Keeps its arguments; refuses, fails or hangs if the test wants it."""
 
     refuses: bool = False
     fails: bool = False
@@ -115,13 +115,13 @@ def test_run_with_a_sink_that_fails_ends_in_time_and_says_what_waits(capsys):
 def test_run_with_a_sink_that_hangs_ends_in_time(capsys):
     sink = Recording()
     sink.gate = threading.Event()
-    with hl.run("x", sinks=[sink, "csv"], drain_seconds=0.05, summary=False) as run:
+    with hl.run("x", sinks=[sink, "csv"], drain_seconds=1.0, summary=False) as run:
         train(run)
     assert {state.name: state.behind_bytes > 0 for state in run.sinks()} == {"Recording": True, "csv": False}
     sink.gate.set()
 
 
-def test_run_gives_its_sinks_as_long_to_deliver_as_it_is_told(monkeypatch):
+def test_run_gives_its_sinks_the_configured_time_to_deliver(monkeypatch):
     given, close = [], DeliveryManager.close
 
     def noted(manager, seconds):
@@ -144,7 +144,7 @@ def test_status_of_a_run_is_recorded_and_reaches_the_sinks():
     assert words[-1][0] == "finished"
 
 
-def test_resumed_run_goes_on_in_the_same_csv_without_the_rows_done_again():
+def test_resumed_run_continues_in_the_same_csv_without_the_rows_done_again():
     def start():
         return hl.run("x", sinks=["csv"], resume="auto", summary=False)
 

@@ -479,8 +479,20 @@ def test_packed_batch_of_a_model_without_positions_is_an_error():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_check_packing_takes_models_of_any_precision(make, dtype):
-    check_packing(make().to(dtype))
+def test_check_packing_tells_models_apart_in_any_precision(make, dtype):
+    model = make().to(dtype)
+    check_packing(model)
+
+    class Mixing(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids, position_ids, **options):
+            return self.model(input_ids, **options)
+
+    with pytest.raises(OptionError, match="packing: Mixing"):
+        check_packing(Mixing())
 
 
 def test_check_packing_leaves_training_modes_and_random_state_alone():

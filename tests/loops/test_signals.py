@@ -94,7 +94,7 @@ FORKING = """
     import os, signal
     import hookline as hl
 
-    def told(number):
+    def exit_status(number):
         ready, gate = os.pipe()
         child = os.fork()
         if child == 0:
@@ -113,7 +113,7 @@ FORKING = """
     with hl.run("outer", summary=False) as outer, hl.run("inner", summary=False) as run:
         of_the_run = signal.getsignal(signal.NUMBER)
         for _ in run.steps(2):
-            print(told(signal.NUMBER), flush=True)
+            print(exit_status(signal.NUMBER), flush=True)
     print(outer.state, run.state, run.step)
 """
 OWN_HANDLER_OVER_IT = "signal.signal(signal.NUMBER, lambda *what: of_the_run(*what))"

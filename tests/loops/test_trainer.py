@@ -21,6 +21,7 @@ from hookline.callbacks import (
     LearningRateMonitor,
     LoggerCallback,
     NaNGuard,
+    NoProgress,
     PrintProgress,
     ProgressBar,
     ProgressWatchdog,
@@ -287,7 +288,7 @@ def test_trainer_makes_as_many_steps_and_epochs_as_planned(settings, steps, epoc
     ]
 
 
-def test_trainer_batches_are_counted_anew_in_each_epoch():
+def test_trainer_batches_are_counted_again_in_each_epoch():
     recording = RecordingCallback()
     make(epochs=2, callbacks=[recording]).fit()
     starts = [event.arguments[1] for event in recording.events if event.moment == "on_train_batch_start"]
@@ -1024,7 +1025,7 @@ def test_trainer_scheduler_moves_once_a_step(as_function):
     assert [row.metrics["learning_rate"] for row in trainer.history] == [0.8, 0.4, 0.2, 0.1]
 
 
-def test_trainer_scheduler_that_waits_for_a_plateau_is_told_of_validations():
+def test_trainer_plateau_scheduler_receives_the_loss_of_validations():
     def plateau(optimizer):
         return torch.optim.lr_scheduler.ReduceLROnPlateau(
             optimizer, patience=0, factor=0.5, threshold=10, threshold_mode="abs"
@@ -1133,6 +1134,7 @@ def test_trainer_works_with_all_built_in_callbacks_together(capsys):
         LearningRateMonitor(),
         LoggerCallback(),
         NaNGuard("skip"),
+        NoProgress("loss", steps=100),
         PrintProgress(every=4),
         ProgressBar(),
         ProgressWatchdog(),
@@ -1332,7 +1334,7 @@ def test_trainer_fit_again_after_another_end_is_an_error(how):
         trainer.fit()
 
 
-def test_trainer_interrupt_is_told_to_the_callbacks_and_goes_on_up():
+def test_trainer_interrupt_is_fired_on_the_callbacks_and_propagates():
     recording = RecordingCallback()
 
     def step(model, batch):

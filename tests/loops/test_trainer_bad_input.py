@@ -1,4 +1,4 @@
-"""What a Trainer cannot work with: each is an error that says what was given and what to do."""
+"""Invalid arguments of a Trainer: each error states what was given and what to do."""
 
 import logging
 from pathlib import Path
@@ -48,8 +48,8 @@ def test_trainer_config_of_another_kind_is_an_error(config):
         hl.Trainer(torch.nn.Linear(3, 1), samples(), config=config)
 
 
-def test_trainer_that_is_not_told_how_long_to_train_is_an_error():
-    with pytest.raises(OptionError, match="Give the TrainerConfig epochs= or max_steps=, or both"):
+def test_trainer_without_a_length_is_an_error():
+    with pytest.raises(OptionError, match=r"give TrainerConfig\(epochs=\.\.\.\) or TrainerConfig\(max_steps=\.\.\.\)"):
         make(epochs=None)
 
 

@@ -1,12 +1,9 @@
-"""The checkpoints of a Trainer: what they hold, how they are written, and what is done with one that is damaged."""
+"""The checkpoints of a Trainer: their content, how they are written, and handling of damaged ones."""
 
 import hashlib
 import json
 import os
-import shutil
-import signal
 import subprocess
-import sys
 import textwrap
 import time
 
@@ -214,7 +211,8 @@ CHILD = """
                 rename = Path.rename
                 def once(path, target):
                     rename(path, target)
-                    wait()
+                    if path.parent.name == "checkpoints":  # other threads rename files, too
+                        wait()
                 Path.rename = once
 
     torch.manual_seed(3)
@@ -233,20 +231,19 @@ CHILD = """
 """
 
 
-def killed_inside(gate, root):
+def killed_inside(programs, gate, root):
     """The directory of a training that was killed while it saved its second checkpoint."""
-    command = [sys.executable, "-c", textwrap.dedent(CHILD), gate, str(root)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "inside\n"
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    program = programs.start("-c", textwrap.dedent(CHILD), gate, root, merge=False)
+    assert program.stdout.readline() == "inside\n"
+    program.kill()
+    program.communicate()
     return next((root / "default").iterdir())
 
 
-def test_checkpoint_whose_writer_is_killed_leaves_the_previous_one_whole(tmp_path):
+def test_checkpoint_whose_writer_is_killed_leaves_the_previous_one_whole(torch_programs, tmp_path):
     whole = trainer_in(tmp_path / "whole")
     whole.fit()
-    run = killed_inside("torch.save", tmp_path / "killed")
+    run = killed_inside(torch_programs, "torch.save", tmp_path / "killed")
     names = lambda: sorted(path.name for path in (run / "checkpoints").iterdir())  # noqa: E731
     assert names() == [".step-00000003.partial", "step-00000002"]
     again = trainer_in(tmp_path / "killed", resume="auto")  # which saves at the end, at step 6
@@ -256,8 +253,8 @@ def test_checkpoint_whose_writer_is_killed_leaves_the_previous_one_whole(tmp_pat
     assert names() == ["step-00000002", "step-00000006"]
 
 
-def test_checkpoint_whose_writer_is_killed_while_replacing_one_is_still_there(tmp_path):
-    run = killed_inside("rename", tmp_path)
+def test_checkpoint_whose_writer_is_killed_while_replacing_one_is_still_there(torch_programs, tmp_path):
+    run = killed_inside(torch_programs, "rename", tmp_path)
     names = lambda: sorted(path.name for path in (run / "checkpoints").iterdir())  # noqa: E731
     assert names() == [".step-latest.old", ".step-latest.partial"]
     again = trainer_in(tmp_path)
@@ -271,26 +268,36 @@ def test_checkpoint_whose_writer_is_killed_while_replacing_one_is_still_there(tm
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of sixteen megabytes."""
+    """A file system of 64 megabytes: a run preallocates nine of them, and a checkpoint with `FillUp` takes eight."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True)
     yield disk
     subprocess.run(["umount", disk], check=True)
 
 
 class FillUp(hl.Callback):
-    """Fills a disk up at a step but for a few kilobytes."""
+    """Fills a disk up at a step but for a few kilobytes.
+
+    A thread of the run may be preallocating at that moment, and give back what it got when it finds no more. Its state
+    makes a checkpoint larger than that, so there is never room for one.
+    """
 
     def __init__(self, disk, step):
         self.disk, self.step = disk, step
 
+    def state_dict(self):
+        return {"padding": "x" * (8 << 20)}
+
     def on_step_end(self, loop, step_idx, batch, metrics):
         if loop.step == self.step:
-            room = shutil.disk_usage(self.disk).free
-            (self.disk / "filler").write_bytes(bytes(max(0, room - 8192)))
+            with (self.disk / "filler").open("wb", buffering=0) as filler:
+                with pytest.raises(OSError, match="No space left"):
+                    while filler.write(bytes(4096)):
+                        pass
+                filler.truncate(max(0, filler.tell() - 8192))
 
 
 def test_checkpoint_on_a_full_disk_leaves_the_previous_one_whole(tmp_path, small_disk):
@@ -300,7 +307,7 @@ def test_checkpoint_on_a_full_disk_leaves_the_previous_one_whole(tmp_path, small
         first.fit()
     assert [path.name for path in (first.output_dir / "checkpoints").iterdir()] == ["step-00000002"]
     (small_disk / "filler").unlink()
-    again = trainer_in(small_disk, checkpoint=EVERY_TWO)
+    again = trainer_in(small_disk, FillUp(small_disk, None), checkpoint=EVERY_TWO)
     again.resume()
     assert weights(again) == weights(whole)
     assert [row.metrics for row in again.history] == [row.metrics for row in whole.history]
@@ -346,7 +353,7 @@ def test_resume_from_a_damaged_checkpoint_names_the_file_and_changes_nothing(tmp
 def test_resume_from_a_damaged_checkpoint_says_which_others_are_whole(tmp_path):
     place = saved_in(tmp_path).checkpoints[1].path
     flip(place / "model.pt")
-    said = r"content of model.pt changed since it was saved.*Whole ones beside it: step-00000002, step-00000006"
+    said = r"content of model.pt changed since it was saved.*Intact checkpoints beside it: step-00000002, step-00000006"
     with pytest.raises(hl.CheckpointError, match=said):
         trainer_in(tmp_path).resume(place)
 
@@ -425,7 +432,7 @@ MISFITS = [
     (other_names, "another model: dense.bias is not in the checkpoint"),
     (other_optimizer, "another optimizer: AdamW there, SGD here"),
     (adam, "another optimizer: AdamW there, Adam here"),
-    (other_groups, r"another optimizer: its groups have \[2\] parameters, those of this one \[1, 1\]"),
+    (other_groups, r"another optimizer: its groups have \[2\] parameters, and \[1, 1\] here"),
     (a_schedule, "only this training has a learning-rate schedule"),
 ]
 

@@ -1,9 +1,8 @@
-"""Signals sent to a process in which a Trainer trains: it stops in order, and a second start goes on exactly."""
+"""Signals sent to a process in which a Trainer trains: it stops cleanly, and a second start resumes exactly."""
 
 import json
 import runpy
 import signal
-import subprocess
 import sys
 import textwrap
 
@@ -58,12 +57,16 @@ def script(tmp_path):
     return path
 
 
-def started(script, *arguments):
-    """A process that trains, in the middle of a step."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, str(script), *arguments], **pipes)
-    assert process.stdout.readline() == "ready\n"
-    return process
+@pytest.fixture
+def start(torch_programs, script):
+    """Starts a process that trains, and waits until it is in the middle of a step."""
+
+    def started(*arguments):
+        program = torch_programs.start(script, *arguments, merge=False)
+        assert program.stdout.readline() == "ready\n"
+        return program
+
+    return started
 
 
 def run_here(script, monkeypatch, root):
@@ -85,8 +88,10 @@ def last_status(run):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_stops_after_the_step_saves_and_a_second_start_goes_on_exactly(script, tmp_path, monkeypatch, number):
-    process = started(script, str(tmp_path / "runs"), "4")
+def test_signal_stops_after_the_step_saves_and_a_second_start_continues_exactly(
+    start, script, tmp_path, monkeypatch, number
+):
+    process = start(str(tmp_path / "runs"), "4")
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (out.splitlines(), process.returncode) == ([f"after stopped {number.name} 5"], 0)
@@ -102,8 +107,8 @@ def test_signal_stops_after_the_step_saves_and_a_second_start_goes_on_exactly(sc
     assert the_run(tmp_path / "runs") == run
 
 
-def test_second_signal_ends_at_once_and_a_second_start_goes_on_exactly(script, tmp_path, monkeypatch):
-    process = started(script, str(tmp_path / "runs"), "5", "endless")
+def test_second_signal_ends_at_once_and_a_second_start_continues_exactly(start, script, tmp_path, monkeypatch):
+    process = start(str(tmp_path / "runs"), "5", "endless")
     process.send_signal(signal.SIGINT)
     assert "stopping after this step" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
@@ -115,8 +120,8 @@ def test_second_signal_ends_at_once_and_a_second_start_goes_on_exactly(script, t
     assert run_here(script, monkeypatch, tmp_path / "runs") == whole
 
 
-def test_kill_in_the_middle_of_a_step_and_a_second_start_goes_on_exactly(script, tmp_path, monkeypatch):
-    process = started(script, str(tmp_path / "runs"), "6")
+def test_kill_in_the_middle_of_a_step_and_a_second_start_continues_exactly(start, script, tmp_path, monkeypatch):
+    process = start(str(tmp_path / "runs"), "6")
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     run = the_run(tmp_path / "runs")
@@ -170,7 +175,7 @@ def trainer_in(root, *callbacks, **settings):
 
 @pytest.mark.parametrize("step", [3, 6])
 @pytest.mark.parametrize("moment", ["on_validation_batch_start", "on_train_epoch_end"])
-def test_signal_between_steps_stops_there_and_a_second_start_goes_on_exactly(tmp_path, moment, step):
+def test_signal_between_steps_stops_there_and_a_second_start_continues_exactly(tmp_path, moment, step):
     whole = trainer_in(tmp_path / "whole")
     whole.fit()
     first = trainer_in(tmp_path / "runs", SignalAt(moment, step))
@@ -254,7 +259,7 @@ class Sends(hl.Callback):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_main_exits_as_the_signal_says_and_a_second_start_goes_on(config, tmp_path, number, code):
+def test_main_exits_as_the_signal_says_and_a_second_start_continues(config, tmp_path, number, code):
     torch.set_num_threads(1)
     arguments = ["--config", config, f"train.output_dir={tmp_path / 'runs'}", "--train.resume", "auto"]
     with pytest.raises(SystemExit) as caught:

@@ -124,7 +124,7 @@ def test_evaluation_of_a_callback_takes_the_path_of_every_evaluation():
     with hl.run(callbacks=[Quiz(), seen], strict=True, summary=False) as run:
         for _ in run.steps(3):
             run.log(loss=1.0)
-    told = [event for event in seen.events if event.arguments and event.arguments[-1] == {"quiz/accuracy": 0.5}]
-    assert [(event.moment, *event.arguments[:-1]) for event in told] == [("on_log", 2), ("on_eval", 1, "quiz")]
+    reported = [event for event in seen.events if event.arguments and event.arguments[-1] == {"quiz/accuracy": 0.5}]
+    assert [(event.moment, *event.arguments[:-1]) for event in reported] == [("on_log", 2), ("on_eval", 1, "quiz")]
     rows = [record for record in hl.read(run.dir) if isinstance(record, Metrics) and record.axis == "eval"]
     assert [(row.step, row.values) for row in rows] == [(2, {"quiz/accuracy": 0.5})]

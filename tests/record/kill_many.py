@@ -22,25 +22,25 @@ from hookline._record.segment import journal_files
 KILLS_PER_RUN = 50
 
 
-def child(run_dir: Path, told: mmap.mmap, start: int, ready: int) -> None:
+def child(run_dir: Path, reported: mmap.mmap, start: int, ready: int) -> None:
     recorder = Recorder(run_dir, segment_bytes=32 << 10)
     recorder.resume(train=start)
-    told[:8] = start.to_bytes(8, "little")
+    reported[:8] = start.to_bytes(8, "little")
     os.write(ready, b".")
     step = start
     while True:
         step += 1
         recorder.log({"loss": 1.0 / step, "session": os.getpid(), "text": "x" * (step % 300)}, step=step)
-        told[:8] = step.to_bytes(8, "little")
+        reported[:8] = step.to_bytes(8, "little")
 
 
-def kill_one(run_dir: Path, told: mmap.mmap, start: int, rng: random.Random) -> int:
-    told[:8] = bytes(8)
+def kill_one(run_dir: Path, reported: mmap.mmap, start: int, rng: random.Random) -> int:
+    reported[:8] = bytes(8)
     listening, ready = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            child(run_dir, told, start, ready)
+            child(run_dir, reported, start, ready)
         finally:
             os._exit(1)
     os.close(ready)
@@ -49,7 +49,7 @@ def kill_one(run_dir: Path, told: mmap.mmap, start: int, rng: random.Random) -> 
     time.sleep(rng.uniform(0, 0.004))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return int.from_bytes(told[:8], "little")
+    return int.from_bytes(reported[:8], "little")
 
 
 def check(run_dir: Path, last: int) -> dict[str, int]:
@@ -74,11 +74,11 @@ def main() -> None:
     directory, kills = Path(sys.argv[1]), int(sys.argv[2])
     rng = random.Random(0)
     total = {"kills": 0, "rows": 0, "lost": 0, "duplicates": 0, "unreadable": 0}
-    told = mmap.mmap(-1, mmap.PAGESIZE)
+    reported = mmap.mmap(-1, mmap.PAGESIZE)
     for number in range(kills // KILLS_PER_RUN):
         run_dir, last = directory / str(number), 0
         for _ in range(KILLS_PER_RUN):
-            last = kill_one(run_dir, told, max(0, last - rng.randrange(20)), rng)
+            last = kill_one(run_dir, reported, max(0, last - rng.randrange(20)), rng)
             total["kills"] += 1
         for key, count in check(run_dir, last).items():
             total[key] += count

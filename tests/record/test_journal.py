@@ -131,6 +131,17 @@ def test_journal_each_start_is_a_new_session(tmp_path):
     other.close()
 
 
+def test_journal_that_joins_continues_the_latest_session_beside_its_writer(tmp_path):
+    journals = []
+    for options, line in (({}, b"one}"), ({}, b"two}"), ({"joins": True}, b"three}")):
+        journals.append(Journal(tmp_path, **options))
+        journals[-1].append(line)
+    for journal in journals:
+        journal.close()
+    assert [journal.session for journal in journals] == [0, 1, 1]
+    assert sorted(contents(tmp_path)) == ["one", "three", "two"]
+
+
 def test_journal_sync_reports_a_file_that_the_background_could_not_sync(tmp_path, monkeypatch, caplog):
     def fail(descriptor):
         raise OSError(errno.EIO, "Input/output error")
@@ -140,7 +151,7 @@ def test_journal_sync_reports_a_file_that_the_background_could_not_sync(tmp_path
         journal = Journal(tmp_path, segment_bytes=8192, durability="checkpoint")
         for _ in range(20):
             journal.append(b"x" * 1000 + b"}")
-        wait_until(lambda: "cannot be brought to the disk" in caplog.text)
+        wait_until(lambda: "cannot be synced to the disk" in caplog.text)
     with pytest.raises(OSError, match="Input/output error"):
         journal.sync()
     journal.sync()
@@ -173,7 +184,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_journal_on_a_full_disk_goes_on_and_resumes_when_there_is_room(small_disk, caplog, monkeypatch):
+def test_journal_on_a_full_disk_continues_and_resumes_when_there_is_room(small_disk, caplog, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("hookline._record.journal.time.monotonic", lambda: now[0])
     gaps = []
@@ -330,7 +341,7 @@ def test_journal_whose_syncs_fail_says_so_once_and_keeps_no_descriptors(tmp_path
         journal.close()
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
-    assert "cannot be brought to the disk (Input/output error)" in said[0]
+    assert "cannot be synced to the disk (Input/output error)" in said[0]
     assert (open_descriptors(tmp_path), contents(tmp_path)) == ([], ["one"])
 
 
@@ -399,13 +410,13 @@ def test_journal_bad_options_are_errors(tmp_path, options, message):
         Journal(tmp_path, **options)
 
 
-def test_journal_killed_a_thousand_times_loses_nothing(tmp_path):
+def test_journal_killed_two_hundred_times_loses_nothing(tmp_path):
     script = Path(__file__).with_name("kill_many.py")
-    done = subprocess.run([sys.executable, script, tmp_path, "1000"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, script, tmp_path, "200"], capture_output=True, text=True, check=True)
     counted = json.loads(done.stdout)
     print(counted)
-    assert counted.pop("rows") > 10_000
-    assert counted == {"kills": 1000, "lost": 0, "duplicates": 0, "unreadable": 0}
+    assert counted.pop("rows") > 2_000
+    assert counted == {"kills": 200, "lost": 0, "duplicates": 0, "unreadable": 0}
 
 
 def test_journals_of_one_name_at_the_same_time_leave_each_other_alone(tmp_path):
@@ -438,7 +449,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_journal_gives_back_what_a_killed_session_had_set_aside(tmp_path):
-    subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=200)
     before = sum(file.stat().st_size for file in tmp_path.iterdir())
     Journal(tmp_path).close()
     assert (before > 1 << 20, [file.stat().st_size for file in tmp_path.iterdir()]) == (True, [size(b"one", 0)])
@@ -470,7 +481,7 @@ class RaiseAtLine:
         return None
 
 
-def rows_around_an_interrupt(directory, *, before, number):
+def rows_around_an_interrupt(directory, *, before, name, number):
     """The steps that are read where the row after ``before`` others is interrupted, and whether it was."""
     recorder = hl.Recorder(directory, segment_bytes=4096)
     for step in range(before):
@@ -478,7 +489,7 @@ def rows_around_an_interrupt(directory, *, before, number):
     was_interrupted, tracing = False, sys.gettrace()
     sys.settrace(RaiseAtLine(number))
     try:
-        recorder.log(loss=1.0, step=-1)
+        recorder.log({name: 1.0}, step=-1)
     except KeyboardInterrupt:
         was_interrupted = True
     finally:
@@ -490,11 +501,17 @@ def rows_around_an_interrupt(directory, *, before, number):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file that was just opened
-@pytest.mark.parametrize(("before", "at_least"), [(0, 50), (1, 10), (40, 50)], ids=["first", "usual", "in a new file"])
-def test_row_interrupted_at_any_line_of_code_hides_no_other(tmp_path, before, at_least):
+@pytest.mark.parametrize(
+    ("before", "name", "at_least"),
+    # The last row is too large for what 25 rows leave of a segment, however many digits their times have.
+    [(0, "loss", 50), (1, "loss", 10), (25, "loss" + "x" * 3000, 50)],
+    ids=["first", "usual", "in a new file"],
+)
+def test_row_interrupted_at_any_line_of_code_hides_no_other(tmp_path, before, name, at_least):
     number, lost = 0, []
     while True:
-        was_interrupted, steps = rows_around_an_interrupt(tmp_path / str(number), before=before, number=number)
+        directory = tmp_path / str(number)
+        was_interrupted, steps = rows_around_an_interrupt(directory, before=before, name=name, number=number)
         if steps != list(range(before + 60)):
             lost.append((number, steps))
         if not was_interrupted:
@@ -542,7 +559,7 @@ def test_reader_reads_a_line_whose_newline_is_missing_before_others(tmp_path):
 
 def test_journal_of_a_killed_session_with_a_hole_keeps_what_is_behind_it(tmp_path):
     lines_of = KILLED.replace("journal.append(b", "for number in range(3000): journal.append(b'%d ' % number + b")
-    subprocess.run([sys.executable, "-c", lines_of, tmp_path], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", lines_of, tmp_path], check=False, timeout=200)
     (file,) = journal_files(tmp_path)
     written = len(file.path.read_bytes().rstrip(b"\0"))
     with_holes(file.path, [(1, 2900)])  # at which halving would end
@@ -590,7 +607,7 @@ def test_training_whose_journal_is_truncated_survives_and_reports_the_loss(tmp_p
     (file,) = journal_files(directory / "journal")
     size = len(file.path.read_bytes().rstrip(b"\0"))
     os.truncate(file.path, int(size * kept))
-    output, _ = training.communicate("\n", timeout=60)
+    output, _ = training.communicate("\n", timeout=100)
     records = list(hl.read(directory))
     steps = [record.step for record in records if isinstance(record, Metrics)]
     lost = [record.data["count"] for record in records if getattr(record, "name", "") == "records_lost"]
@@ -603,7 +620,7 @@ def test_training_whose_journal_is_truncated_survives_and_reports_the_loss(tmp_p
     assert [one["ok"] for one in verified(directory)] == [False]
 
 
-def test_journal_truncated_on_a_full_disk_goes_on_in_memory_until_the_next_file(tmp_path, monkeypatch):
+def test_journal_truncated_on_a_full_disk_continues_in_memory_until_the_next_file(tmp_path, monkeypatch):
     recorder = hl.Recorder(tmp_path)
     recorder.log(loss=1.0, step=0)
     (file,) = journal_files(tmp_path / "journal")
@@ -635,7 +652,7 @@ def test_journal_whose_file_is_removed_writes_it_again(tmp_path, caplog):
     recorder.log(loss=1.0, step=2)
     recorder.close()
     assert ([record.step for record in hl.read(tmp_path)], recorder.journal.lost) == ([0, 1, 2], 0)
-    assert "All that it held is there" in caplog.text
+    assert "No record was lost" in caplog.text
 
 
 REPLACED = """
@@ -644,7 +661,8 @@ from pathlib import Path
 import hookline as hl
 
 hl.Recorder(sys.argv[1] + "/first").log(loss=1.0)
-signal.signal(signal.SIGBUS, signal.SIG_DFL)  # as a library does that puts its own handler in place of the journal's
+if sys.argv[2] == "replaced":  # as a library does that puts its own handler in place of the journal's
+    signal.signal(signal.SIGBUS, signal.SIG_DFL)
 recorder = hl.Recorder(sys.argv[1] + "/second")
 for step in range(100):
     recorder.log(loss=1.0, step=step)
@@ -656,8 +674,9 @@ recorder.close()
 """
 
 
-def test_journal_truncated_after_another_library_took_its_signal_is_survived(tmp_path):
-    process = subprocess.run([sys.executable, "-c", REPLACED, tmp_path], check=False, timeout=60)
+@pytest.mark.parametrize("handler", ["kept", "replaced"])
+def test_second_journal_truncated_is_survived_with_any_signal_handler(tmp_path, handler):
+    process = subprocess.run([sys.executable, "-c", REPLACED, tmp_path, handler], check=False, timeout=200)
     steps = [record.step for record in hl.read(tmp_path / "second") if isinstance(record, Metrics)]
     assert (process.returncode, steps[-1:]) == (0, [101])
 
@@ -682,7 +701,7 @@ with open(sys.argv[1] + "/mapped", "w+b") as file:
 
 @pytest.mark.parametrize("how", ["sent", "fault", "replaced"])
 def test_bus_error_that_is_none_of_the_journals_ends_the_process_as_before(tmp_path, how):
-    process = subprocess.run([sys.executable, "-c", FAULTS, tmp_path, how], check=False, timeout=60)
+    process = subprocess.run([sys.executable, "-c", FAULTS, tmp_path, how], check=False, timeout=200)
     assert process.returncode == -signal.SIGBUS
 
 

@@ -189,14 +189,14 @@ recorder.close()
 
 
 def test_forked_child_does_not_write_what_its_parent_waits_for(tmp_path):
-    subprocess.run([sys.executable, "-c", FORKING, tmp_path], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORKING, tmp_path], check=True, timeout=200)
     assert sorted((r.step, r.values["loss"]) for r in records(tmp_path)) == [(1, 0.5), (9, 9.0)]
 
 
 def test_array_of_several_numbers_on_a_device_is_an_error_that_names_it(recorder):
     array = Array(0.5, threading.Event())
     array.size, array.ndim = 3, 1  # type: ignore[attr-defined]
-    with pytest.raises(hl.OptionError, match="'loss' is a Array; give a number"):
+    with pytest.raises(hl.OptionError, match="'loss' is an Array; give a number"):
         recorder.log(loss=array)
 
 

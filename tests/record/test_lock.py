@@ -1,10 +1,12 @@
 """Locks on files: who holds one, in this process, in a child, in another."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,23 @@ def test_lock_that_others_only_look_at_can_always_be_taken(path):
     assert taken.count(False) == 0
 
 
+def test_lock_that_another_process_tests_for_long_is_waited_for(path, monkeypatch):
+    code = """
+        import fcntl
+        file = open(sys.argv[1])
+        fcntl.lockf(file, fcntl.LOCK_SH)
+        print("tested")
+        sys.stdin.read()
+    """
+    path.touch()
+    other = python(code, path)
+    assert other.stdout.readline() == "tested\n"
+    waits = itertools.count(1)
+    monkeypatch.setattr(time, "sleep", lambda seconds: other.communicate("") if next(waits) == 100 else None)
+    assert files.acquire_lock(path)
+    assert next(waits) > 100
+
+
 NO_LOCKS = """
 import errno, fcntl, os
 
@@ -217,3 +236,21 @@ def test_run_on_a_file_system_without_locks_is_recorded_seen_and_resumed(tmp_pat
     assert {run.status for run in hl.runs(tmp_path / "runs")} == {"killed", "finished"}
     assert python(RUN, tmp_path / "runs", "auto").communicate("")[0] == f"{directory}\n"
     assert (directory / "metrics.csv").read_text().splitlines()[1:] != []
+
+
+def test_lock_of_the_facts_of_a_run_is_free_in_a_child_that_is_forked_while_they_change(tmp_path):
+    code = """
+        import signal
+        from hookline._record import run_directory
+        directory = run_directory.create(sys.argv[1], "p", {})
+        run_directory.update(directory, "notes", "")
+        with run_directory._UPDATES:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(120)
+                run_directory.update(directory, "notes", "by the child")
+                os._exit(0)
+            os.waitpid(child, 0)
+        print(run_directory.read_metadata(directory)["notes"])
+    """
+    assert python(code, tmp_path).communicate()[0] == "by the child\n"

@@ -152,9 +152,11 @@ def test_output_that_was_replaced_is_kept_beside_the_new_one(tmp_path):
     assert (run_dir / "records.jsonl.damaged").read_bytes()[:3] == b"xxx"
 
 
-def test_output_that_is_lost_is_said_once_with_the_reason(caplog):
+def test_output_that_is_lost_is_reported_once_with_the_reason(caplog):
     run_dir = train("csv", 10)
     (run_dir / "metrics.csv").unlink()
     sync(run_dir, seconds=10)
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said == [f"csv has lost records: {run_dir / 'metrics.csv'} is gone. It is delivered again from the journal."]
+    assert said == [
+        f"csv has lost records: {run_dir / 'metrics.csv'} is gone. They are delivered again from the journal."
+    ]

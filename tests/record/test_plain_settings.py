@@ -106,7 +106,7 @@ def test_token_that_a_sink_hides_is_not_described():
     assert (said["sinks"][0]["url"], "secret-key" in str(said)) == ("http://host", False)
 
 
-def test_sinks_of_somebody_else_stay_as_they_were_given():
+def test_sinks_of_another_owner_stay_unchanged():
     assert plain_settings(Inner(sinks=[{"kitchen": {"depth": 3}}]))["sinks"] == [{"kitchen": {"depth": 3}}]
 
 

@@ -118,7 +118,7 @@ def test_checkpoint_whose_record_cannot_be_synced_is_refused(tmp_path, monkeypat
             run.log(loss=1.0)
         with monkeypatch.context() as disk:
             disk.setattr("os.fdatasync", fail)
-            with pytest.raises(CheckpointError, match="record before the checkpoint cannot be brought to the disk"):
+            with pytest.raises(CheckpointError, match="record before the checkpoint cannot be synced to the disk"):
                 run.save_checkpoint()
     assert list((run.dir / "checkpoints").glob("*")) == []
 

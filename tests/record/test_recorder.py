@@ -88,7 +88,7 @@ def test_recorder_numpy_and_tensors_are_plain_numbers(tmp_path, torch):
 
 def test_recorder_of_something_else_is_an_error_naming_the_key(tmp_path):
     recorder = recorded(tmp_path)
-    with pytest.raises(hl.OptionError, match="'model' is a object"):
+    with pytest.raises(hl.OptionError, match="'model' is an object"):
         recorder.log({"loss": 1.0, "model": object()}, step=1)
     recorder.close()
     assert list(hl.read(tmp_path)) == []
@@ -203,13 +203,13 @@ def status_of(record):
     return record.status if isinstance(record, Status) else record.name
 
 
-@pytest.mark.parametrize("says_it_is_taken_up", [lambda run: run.status("running"), lambda run: run.resume(1)])
-def test_follow_of_a_run_that_failed_and_was_taken_up_again_goes_on(tmp_path, says_it_is_taken_up):
+@pytest.mark.parametrize("resume", [lambda run: run.status("running"), lambda run: run.resume(1)])
+def test_follow_of_a_run_that_failed_and_was_resumed_continues(tmp_path, resume):
     first = recorded(tmp_path)
     first.status("failed")
     first.close()
     second = recorded(tmp_path)
-    says_it_is_taken_up(second)
+    resume(second)
     second.status("heartbeat")
     more = iter([lambda: [second.status(status) for status in ("finished", "heartbeat")]])
     seen = [status_of(r) for r in hl.follow(tmp_path, sleep=lambda seconds: next(more)())]
@@ -217,7 +217,7 @@ def test_follow_of_a_run_that_failed_and_was_taken_up_again_goes_on(tmp_path, sa
     assert (seen[0], seen[2:]) == ("failed", ["heartbeat", "finished", "heartbeat"])
 
 
-def test_follow_of_a_run_that_died_and_was_taken_up_again_passes_over_the_word_of_its_death(tmp_path):
+def test_follow_of_a_run_that_died_and_was_resumed_skips_its_failed_status(tmp_path):
     for name, status, time in [("main", "running", 1.0), ("courier", "failed", 2.0), ("main", "running", 3.0)]:
         recorder = hl.Recorder(tmp_path, name=name, clock=lambda time=time: time)
         recorder.status(status)
@@ -229,7 +229,7 @@ def test_follow_of_a_run_that_died_and_was_taken_up_again_passes_over_the_word_o
     assert seen == ["running", "running", "failed", "failed"]
 
 
-def test_follow_goes_on_when_only_another_writer_has_ended(tmp_path):
+def test_follow_continues_when_only_another_writer_has_ended(tmp_path):
     main, rank = recorded(tmp_path), recorded(tmp_path, name="rank1")
     rank.status("finished")
     more = iter([lambda: main.status("finished")])
@@ -253,7 +253,7 @@ def test_read_of_no_run_is_an_error(tmp_path):
         hl.read(tmp_path / "nothing")
 
 
-def test_reader_goes_on_from_a_cursor_and_reads_only_what_is_new(tmp_path):
+def test_reader_continues_from_a_cursor_and_reads_only_what_is_new(tmp_path):
     recorder = recorded(tmp_path, segment_bytes=8192)
     for step in range(100):
         recorder.log(loss=step, step=step)
@@ -288,7 +288,7 @@ def no_journal(request, tmp_path):
     if not place.is_fifo():
         yield place
         return
-    end = os.open(place, os.O_RDWR | os.O_NONBLOCK)  # so that whoever opens it fails instead of waiting for ever
+    end = os.open(place, os.O_RDWR | os.O_NONBLOCK)  # so that opening it fails instead of waiting for ever
     yield place
     os.close(end)
 
@@ -332,7 +332,7 @@ def test_read_gives_lines_that_are_there_twice_once(tmp_path, caplog):
     reader = Reader(tmp_path / "journal")
     steps = [entry.record.step for entry in reader.new()]
     assert ([record.step for record in hl.read(tmp_path)], steps, reader.skipped) == ([*range(5)], [*range(5)], 2)
-    assert "is there a second time" in caplog.text
+    assert "is repeated" in caplog.text
 
 
 def test_reader_that_begins_at_a_cursor_knows_which_lines_came_before_it(tmp_path):
@@ -404,11 +404,15 @@ def test_recorder_redacts_and_cuts_texts_that_are_nested(tmp_path):
 def test_sample_fields_are_all_recorded(tmp_path):
     recorder = recorded(tmp_path)
     names = [name for name in Sample.__struct_fields__ if name not in ("time", "truncated", "step", "axis")]
-    row = {name: {"a": 1.0} if name in ("rewards", "extra") else "1" for name in names}
+    chat = [{"role": "user", "content": "1"}]
+    others = {"prompt_messages": chat, "completion_messages": chat, "version": 1, "length": 1}
+    others |= {"prompt_length": 1, "last_version": 1, "timings": {"generate": 0.5}}
+    others |= {"rewards": {"a": 1.0}, "extra": {"a": 1.0}}
+    row = {name: others.get(name, "1") for name in names if name != "tokens"}  # of a type of its own
     recorder.samples([row], step=2)
     recorder.close()
     (sample,) = hl.read(tmp_path)
-    assert {name: getattr(sample, name) for name in names} == row
+    assert {name: getattr(sample, name) for name in row} == row
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_make_sinks_takes_two_functions_of_one_kind():
 
 
 def test_make_sinks_of_one_sink_twice_is_an_error():
-    with pytest.raises(hl.OptionError, match="twice"):
+    with pytest.raises(hl.OptionError, match="are the same sink"):
         make_sinks(["csv", CsvSink(name="mine")])
 
 

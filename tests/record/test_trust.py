@@ -193,6 +193,8 @@ STREAM = {"writer": "main", "axis": "train", "bytes": 5}
     ],
 )
 def test_resume_with_a_planted_state_that_names_another_place_is_refused(tmp_path, sink, state, reason):
+    if sink in ("mlflow", "wandb", "trackio"):
+        pytest.importorskip(sink)
     run_dir = left_behind()
     plant(run_dir, sink, {}, name=sink)
     file = run_dir / "sinks" / f"{sink}.json"

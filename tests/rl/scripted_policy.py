@@ -6,6 +6,7 @@ from typing import Any
 
 from hookline import rl
 from hookline.rl.environments import Sorting
+from hookline.testing import chat_tokenizer
 
 
 def sort_digits(prompt: str, rng: random.Random, *, chance: float = 0.5) -> str:
@@ -76,3 +77,35 @@ def worker(
     )
     policy = ScriptedPolicy() if policy is None else policy
     return rl.RolloutWorker(config, policy=policy, hooks=hooks, callbacks=callbacks, index=index)
+
+
+class ScriptedChat:
+    """Writes turns of chats: what a function of the text before them and a generator makes, as tokens."""
+
+    def __init__(self, write: Callable[[str, random.Random], str]) -> None:
+        self.version = 0
+        self.write = write
+        self.tokenizer = chat_tokenizer()
+        self.chat_format = rl.ChatFormat(self.tokenizer)
+        self.prompts: list[str] = []
+
+    def generate(self, prompts: Sequence[Any], n: int, sampling: rl.Sampling) -> list[list[rl.Completion]]:
+        return [[self._completion(list(prompt), index, sampling) for index in range(n)] for prompt in prompts]
+
+    def _completion(self, ids: list[int], index: int, sampling: rl.Sampling) -> rl.Completion:
+        prompt = str(self.tokenizer.decode(ids))
+        self.prompts.append(prompt)
+        text = self.write(prompt, random.Random(f"{sampling.seed}/{index}"))
+        made: list[int] = self.tokenizer(f"{text}<eos>", add_special_tokens=False)["input_ids"]
+        kept, finish = made[: sampling.max_tokens], "length" if len(made) > sampling.max_tokens else "stop"
+        return rl.Completion(text, kept, [-0.5] * len(kept), finish, ids)
+
+    def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
+        self.version = version
+
+
+def last_turn(prompt: str) -> tuple[str, str]:
+    """The role and the text of the last message before the turn."""
+    *_, last, _ = prompt.split("<eos>")
+    role, _, text = last.removeprefix("<bos>").removeprefix("<").partition(">")
+    return role, text

@@ -319,7 +319,7 @@ def test_generate_leaves_each_module_in_its_mode_also_after_an_error(policy):
     with torch.no_grad():
         policy.model.lm_head.weight.fill_(float("nan"))
     for sampling in (Sampling(max_tokens=2), Sampling(max_tokens=2, temperature=0)):
-        with pytest.raises(PolicyError, match="gives NaN for the next token: its weights are not finite"):
+        with pytest.raises(PolicyError, match="returns NaN for the next token, so its weights are not finite"):
             policy.generate(PROMPTS, 1, sampling)
     assert [module.training for module in policy.model.modules()] == modes
     assert policy.model.training

@@ -15,8 +15,10 @@ import pytest
 import hookline as hl
 from hookline._engine.collection import CallbackCollection
 from hookline._engine.errors import OptionError
+from hookline._record.console_reader import read_console
 from hookline._record.reader import last_status, read
 from hookline._record.records import Event, Metrics
+from hookline.loops.control import Tunable
 from hookline.rl.types import Completion, Rollout, Task
 
 torch = pytest.importorskip("torch")
@@ -25,15 +27,18 @@ if importlib.util.find_spec("ray") is None:  # not imported here: that is done w
     pytest.skip("ray is not installed", allow_module_level=True)
 
 from hookline import rl  # noqa: E402
-from hookline.rl.learner.ray import LearnerLostError  # noqa: E402
+from hookline.rl.learner.training import LearnerLostError  # noqa: E402
 from hookline.rl.ray_cluster import RayCluster  # noqa: E402
-from hookline.rl.rollouts.fleet import MAX_DEATHS, SUPERVISION_GROUP, RolloutFleet, WorkerLostError  # noqa: E402
-from hookline.rl.rollouts.remote import RemoteRollouts  # noqa: E402
+from hookline.rl.rollouts.fleet import (  # noqa: E402
+    MAX_DEATHS,
+    SUPERVISION_GROUP,
+    RemoteRollouts,
+    RolloutFleet,
+    WorkerLostError,
+)
 from hookline.testing import character_tokenizer, tiny_causal_lm  # noqa: E402
 
 torch.set_num_threads(1)
-ROUNDS = 500
-"""How often something that happens elsewhere is looked for."""
 GATE = "gate"
 WORKERS = ("rollout0", "rollout1")
 
@@ -88,7 +93,10 @@ def rows(run_dir, writer, axis):
 
 
 class KillsAWorker(hl.Callback):
-    """Kills a rollout worker that has made rollouts, and stops some steps after it is back and has made more."""
+    """Kills a rollout worker that has made rollouts, and stops some steps after it is back and has made more.
+
+    By then the hooks of worker 0 have evaluated, too.
+    """
 
     def __init__(self, worker):
         self.worker = worker
@@ -103,14 +111,16 @@ class KillsAWorker(hl.Callback):
 
     def _kill(self, loop):
         pids = [e.data["pid"] for e in events(loop.output_dir, "worker_started") if e.data["worker"] == self.worker]
-        if pids and rows(loop.output_dir, self.worker, "rollout"):
+        # The second step was asked for when the first had arrived here, which is where the next actor continues.
+        if pids and len(rows(loop.output_dir, self.worker, "rollout")) > 1:
             self.killed = True
             loop.recorder.event("killed", step=loop.step)
             os.kill(pids[0], signal.SIGKILL)
 
     def _wait_for_return(self, loop):
         back = events(loop.output_dir, "worker_restarted")
-        if back and len(rows(loop.output_dir, self.worker, "rollout")) > back[0].data["rollout_step"]:
+        has_made_more = back and len(rows(loop.output_dir, self.worker, "rollout")) > back[0].data["rollout_step"]
+        if has_made_more and rows(loop.output_dir, "main", "eval"):
             self.stop_at = loop.step + 30
 
 
@@ -158,6 +168,7 @@ class Judged(Sevens):
         self.is_solved = is_solved
 
     def score(self, task, completion):
+        os.write(1, b"scored\n")  # as C code prints
         return {"length": len(completion) / 4}
 
     def succeeded(self, task, rewards):
@@ -168,7 +179,7 @@ class WaitsForBoth(hl.Callback):
     """Records the evaluations that it hears of, and stops when both workers have made enough rollouts."""
 
     def on_eval(self, loop, step_idx, eval_name, metrics):
-        loop.recorder.event("heard", step=loop.step, evaluation=eval_name)
+        loop.recorder.event("received", step=loop.step, evaluation=eval_name)
 
     def on_step_end(self, loop, step_idx, batch, metrics):
         if loop.step % 5 == 0 and min(len(rows(loop.output_dir, name, "rollout")) for name in WORKERS) > 3:
@@ -196,12 +207,13 @@ def test_train_on_ray_workers_share_one_curriculum_and_evaluations_keep_their_na
     lessons = [(e.name, e.data["lesson"], e.step) for e in events(run_dir, "lesson_graduated", "lesson_unlocked")]
     assert lessons == [("lesson_graduated", "first", 2), ("lesson_unlocked", "second", 2)]  # of all results together
     assert {rows(run_dir, name, "rollout")[-1].values["lesson"] for name in WORKERS} == {"second"}
-    assert {each.data["evaluation"] for each in events(run_dir, "heard")} == {"eval", "eval/first", "eval/second"}
+    assert {each.data["evaluation"] for each in events(run_dir, "received")} == {"eval", "eval/first", "eval/second"}
     recorded = {
         name: row.axis for row in read(run_dir, writer="main") if isinstance(row, Metrics) for name in row.values
     }
     names = ("eval/first/success_rate", "eval/second/success_rate", "eval/success_rate")
     assert [recorded[name] for name in names] == ["eval", "eval", "eval"]
+    assert {row.actor for row in read_console(run_dir) if row.text == "scored"} == set(WORKERS)
 
 
 class CountsLogprobs(hl.Callback):
@@ -267,7 +279,7 @@ def test_train_on_ray_stopped_by_a_signal_is_saved_and_its_resume_reports_a_fail
 
 def require_gone(pid):
     try:
-        psutil.Process(pid).wait(timeout=20)
+        psutil.Process(pid).wait(timeout=120)
     except psutil.NoSuchProcess:
         return
 
@@ -278,14 +290,17 @@ class KillsTheLearner(hl.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_train_on_ray_learner_killed_status_is_failed_and_workers_end(ray, tmp_path):
+def test_train_on_ray_learner_killed_again_and_again_status_is_failed_and_workers_end(ray, tmp_path):
+    config = settings(tmp_path)
+    config.learner_restarts = 1
     with pytest.raises(LearnerLostError, match="process died"):
-        rl.train(settings(tmp_path), **model_and_tokenizer(), callbacks=[KillsTheLearner()])
+        rl.train(config, **model_and_tokenizer(), callbacks=[KillsTheLearner()])
 
     (run_dir,) = (tmp_path / "default").iterdir()
     assert last_status(run_dir).status == "failed"
-    (started,) = events(run_dir, "worker_started")
-    require_gone(started.data["pid"])
+    assert len(events(run_dir, "learner_restarted")) == 1
+    for started in events(run_dir, "worker_started"):
+        require_gone(started.data["pid"])
 
 
 class HoldsALock(hl.Callback):
@@ -316,14 +331,14 @@ class SmallActor:
     def wait_closed(self):
         self.ended.wait()
 
-    def roll_out(self, version, weights, assignment):
+    def roll_out(self, version, weights, assignment, peers):
         self.asked_with = version if self.asked_with is None else self.asked_with
         self.gate.wait()
         if self.fault == "step":
             os._exit(3)
         self.steps += 1
         rollout = Rollout(Task("1>"), Completion("1", [1], [0.0], prompt_ids=[1]), version=version)
-        return SimpleNamespace(rollouts=[rollout], state={"step": self.steps}, hook_metrics=[])
+        return SimpleNamespace(rollouts=[rollout], state={"step": self.steps}, hook_metrics=[], seconds={})
 
     def seen(self):
         return self.asked_with, self.steps
@@ -361,6 +376,9 @@ class Learner:
     def event(self, name, *, step, **facts):
         self.events.append((name, facts))
 
+    def tunable(self, name, value, **bounds):
+        return Tunable(name, value, **bounds)
+
 
 def rollouts_of(ray, actors, max_staleness, **options):
     learner = Learner()
@@ -387,13 +405,11 @@ def test_remote_rollouts_step_that_took_too_long_is_thrown_away_and_recorded(ray
     actors = {}
     source, learner = rollouts_of(ray, actors, 1, rollout1={"is_open": False})
     behind, asked_with = [], None
-    for _ in range(ROUNDS):
+    while not source.discarded:
         behind.append(learn_from_one(source))
         asked_with, _ = seen_by(ray, actors[1])
         if asked_with is not None and source.latest_version > asked_with + 1:
             actors[1].open.options(concurrency_group=GATE).remote()
-        if source.discarded:
-            break
     source.close_hooks()
 
     ((name, facts),) = [each for each in learner.events if each[0] != "worker_started"]
@@ -405,17 +421,14 @@ def test_remote_rollouts_step_that_took_too_long_is_thrown_away_and_recorded(ray
 
 @pytest.mark.parametrize(("max_staleness", "most_ahead"), [(0, 1), (1, 2), (1000, 2)])
 def test_remote_rollouts_workers_do_not_run_ahead(ray, max_staleness, most_ahead):
-    actors, ahead, behind = {}, [], []
+    actors, made, ahead, behind = {}, [0], [], []
     source, _ = rollouts_of(ray, actors, max_staleness)
-    for _ in range(ROUNDS):
+    while min(made) < 5:  # until both were asked
         behind.append(learn_from_one(source))
         made = [seen_by(ray, actor)[1] for actor in actors.values()]
         ahead.append(sum(made) - source.step - source.discarded)
-        if min(made) >= 5:
-            break
     source.close_hooks()
 
-    assert min(made) >= 5  # both were asked
     assert max(ahead) <= most_ahead
     assert max(behind) <= max_staleness
     assert [worker["step"] for worker in source.state_dict()["workers"]] >= [4, 4]
@@ -434,6 +447,21 @@ def test_remote_rollouts_state_has_the_curriculum_of_all_workers(ray):
     assert after.states() == before.states() == {"first": "graduated"}
 
 
+def test_remote_rollouts_number_of_workers_is_part_of_the_state(ray):
+    first, second = {}, {}
+    source, _ = rollouts_of(ray, first, 1000)
+    learn_from_one(source)
+    source.resize(3)
+    learn_from_one(source)
+    saved = source.state_dict()
+    source.close_hooks()
+    again = RemoteRollouts(lambda run_dir: actor_factory(ray, second), workers=1, max_staleness=1000, alert=print)
+    again.load_state_dict(saved)
+    again.attach_to(Learner())
+    again.close_hooks()
+    assert (set(first), set(second)) == ({0, 1, 2}, {0, 1, 2})
+
+
 def fleet_of_one(ray, reported, **options):
     """A fleet with a heartbeat of an hour: only the supervision of its worker can notice a death in time."""
     return RolloutFleet(
@@ -445,7 +473,7 @@ def fleet_of_one(ray, reported, **options):
 
 
 def submit_forever(fleet):
-    for _ in range(ROUNDS):
+    while True:
         for worker in fleet.idle():
             fleet.submit(worker, 0, {})
         fleet.next_result()

@@ -363,7 +363,7 @@ def test_wrap_functions_on_several_threads_share_a_row():
 
     def slow(name):
         def function(completions, **columns):
-            together.wait(10)
+            together.wait(60)
             return [1.0 for _ in completions]
 
         return name, function

@@ -9,7 +9,7 @@ import torch
 import hookline as hl
 from hookline import rl
 from hookline._engine.errors import OptionError
-from hookline.rl.learner.learner import RolloutStream
+from hookline.rl.learner.reference import CopiedReference
 from hookline.testing import character_tokenizer, tiny_causal_lm
 
 torch.set_num_threads(1)
@@ -80,22 +80,21 @@ class Flat(torch.nn.Module):
         super().__init__()
         self.table = torch.nn.Embedding(16, 16)
 
-    def forward(self, input_ids, attention_mask, use_cache):
+    def forward(self, input_ids, use_cache):
         return SimpleNamespace(logits=self.table(input_ids))
 
 
-def test_rollout_stream_reference_follows_the_model_to_its_device():
-    rollout = rl.Rollout(rl.Task("1>"), rl.Completion("2", [3], [-1.0], "stop", [1, 2]), advantage=1.0)
-    source = SimpleNamespace(latest_version=0, roll_out=lambda: [rollout])
-    stream = RolloutStream(source, Flat().to("meta"), pad_id=0, reference=Flat())
-    assert next(iter(stream))["reference"].device.type == "meta"
+def test_reference_follows_the_model_to_its_device():
+    ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
+    logits = CopiedReference(Flat()).compute(lambda model: model(ids, use_cache=False).logits, "meta")
+    assert logits.device.type == "meta"
 
 
-def learner(environment, *, kl=0.0, temperature=1.0, model=None, **settings):
+def learner(environment, *, beta=0.0, temperature=1.0, model=None, **settings):
     model = tiny_causal_lm(TOKENIZER) if model is None else model
     made = worker(environment, policy=rl.HFPolicy(model, TOKENIZER))
     config = hl.TrainerConfig(**({"max_steps": 2, "summary": False, "device": "cpu"} | settings))
-    grpo = rl.GRPOConfig(kl=kl)
+    grpo = rl.GRPOConfig(beta=beta)
     return rl.GRPOLearner(model, made, pad_id=0, config=config, grpo=grpo, temperature=temperature)
 
 
@@ -132,10 +131,12 @@ def test_learner_at_another_temperature_begins_with_a_ratio_of_one():
 
 def test_resume_with_kl_and_another_initial_model_raises(tmp_path):
     environment = Scored(lambda call: {"a": float(call % 2)})
-    learner(environment, kl=0.1, output_dir=str(tmp_path)).fit()
-    again = learner(environment, kl=0.1, output_dir=str(tmp_path), max_steps=4)
+    learner(environment, beta=0.1, output_dir=str(tmp_path)).fit()
+    again = learner(environment, beta=0.1, output_dir=str(tmp_path), max_steps=4)
     assert again.resume().step == 4
-    other = learner(environment, kl=0.1, output_dir=str(tmp_path), max_steps=6, model=tiny_causal_lm(TOKENIZER, seed=1))
+    other = learner(
+        environment, beta=0.1, output_dir=str(tmp_path), max_steps=6, model=tiny_causal_lm(TOKENIZER, seed=1)
+    )
     with pytest.raises(hl.CheckpointError, match="Give the model that the training started with"):
         other.resume()
 
@@ -147,54 +148,43 @@ def test_rl_config_of_groups_without_variance_raises(options):
         rl.RLConfig(curriculum=lessons, rollout=rl.RolloutConfig(**options), train=hl.TrainerConfig(max_steps=1))
 
 
-def test_rl_train_in_one_of_several_processes_raises(monkeypatch):
+def test_rl_train_on_ray_in_one_of_several_processes_raises(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     lessons = rl.CurriculumConfig(lessons=[rl.Lesson("sort", "sorting")])
-    config = rl.RLConfig(curriculum=lessons, train=hl.TrainerConfig(max_steps=1))
-    with pytest.raises(OptionError, match="executor='ray'"):
+    config = rl.RLConfig(curriculum=lessons, train=hl.TrainerConfig(max_steps=1), executor="ray")
+    with pytest.raises(OptionError, match="run the program in one process"):
         rl.train(config, model=tiny_causal_lm(TOKENIZER), tokenizer=TOKENIZER)
 
 
-@pytest.mark.parametrize("kl", [0.0, 0.05])
-def test_learner_model_for_which_padding_is_impossible_learns_with_finite_numbers(kl):
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+def test_learner_model_for_which_padding_is_impossible_learns_with_finite_numbers(beta):
     def forbid(module, given, output):
         output.logits[..., TOKENIZER.pad_token_id] = -math.inf
 
     model = tiny_causal_lm(TOKENIZER)
     model.register_forward_hook(forbid)
-    made = learner(Scored(lambda call: {"a": float(call % 2)}), kl=kl, model=model, output_dir=None)
+    made = learner(Scored(lambda call: {"a": float(call % 2)}), beta=beta, model=model, output_dir=None)
     made.fit()
     facts = [name for name in ("loss", "entropy", "ratio", "kl") if name in made.metrics]
     assert all(math.isfinite(made.metrics[name]) for name in facts)
-    assert len(facts) == (4 if kl else 3)
+    assert len(facts) == (4 if beta else 3)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def stream_with(reference):
-    source = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
-    return RolloutStream(source, Flat(), pad_id=0, reference=reference)
-
-
-def test_rollout_stream_reference_whose_sum_was_rounded_otherwise_is_the_same():
-    reference = Flat()
-    state = stream_with(reference).state_dict()
-    state["reference"] = [math.nextafter(total, math.inf) for total in state["reference"]]
-    stream = stream_with(reference)
-    stream.load_state_dict(state)
-    assert stream.state_dict()["reference"] == pytest.approx(state["reference"])
+def test_reference_whose_sum_was_rounded_otherwise_is_the_same():
+    reference = CopiedReference(Flat())
+    assert reference.has_fingerprint([math.nextafter(total, math.inf) for total in reference.fingerprint()])
 
 
 @pytest.mark.parametrize("change", [1e-6, math.nan])
-def test_rollout_stream_reference_with_one_different_weight_raises(change):
-    reference = Flat()
-    state = stream_with(reference).state_dict()
+def test_reference_with_one_different_weight_is_another(change):
+    model = Flat()
+    fingerprint = CopiedReference(model).fingerprint()
     with torch.no_grad():
-        reference.table.weight[0, 0] += change
-    with pytest.raises(hl.CheckpointError, match="the given model is another one"):
-        stream_with(reference).load_state_dict(state)
+        model.table.weight[0, 0] += change
+    assert not CopiedReference(model).has_fingerprint(fingerprint)
 
 
-def test_rollout_stream_reference_with_another_number_of_weights_raises():
-    state = stream_with(Flat()).state_dict()
-    with pytest.raises(hl.CheckpointError, match="the given model is another one"):
-        stream_with(torch.nn.ModuleList([Flat(), Flat()])).load_state_dict(state)
+def test_reference_with_another_number_of_weights_is_another():
+    fingerprint = CopiedReference(Flat()).fingerprint()
+    assert not CopiedReference(torch.nn.ModuleList([Flat(), Flat()])).has_fingerprint(fingerprint)

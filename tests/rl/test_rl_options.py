@@ -25,8 +25,7 @@ def advantages(**options):
     return sorted(each.advantage for each in made.roll_out())
 
 
-def test_rollout_config_scale_advantages_false_leaves_them_in_units_of_the_reward():
-    assert advantages(scale_advantages=False) == [-1.0, -1.0, -1.0, 3.0]
+def test_rollout_worker_alone_scales_advantages_by_the_group():
     assert advantages()[-1] == pytest.approx(3.0 / 2.0, rel=0.2)
 
 
@@ -163,8 +162,8 @@ def learnt(**options):
     return rl.GRPOLearner(model, made, pad_id=tokenizer.pad_token_id, config=config, **options).fit().metrics
 
 
-def test_learner_clip_and_temperature_are_those_of_its_loss(torch):
-    clipped, cold = learnt(grpo={"clip": 1e-7}), learnt(temperature=0.01)
+def test_learner_epsilon_and_temperature_are_those_of_its_loss(torch):
+    clipped, cold = learnt(grpo={"epsilon": 1e-7}), learnt(temperature=0.01)
     assert clipped["clip_share"] > 0.5
     assert cold["entropy"] < clipped["entropy"] / 2
 
@@ -173,7 +172,7 @@ def test_learner_uses_the_given_optimizer_scheduler_and_hook_functions(torch):
     model, tokenizer = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1**step)
-    heard = []
+    received = []
     learner = rl.GRPOLearner(
         model,
         worker(rl.HFPolicy(model, tokenizer), rollout={"prompts": 1, "group_size": 2, "max_tokens": 2}),
@@ -181,9 +180,9 @@ def test_learner_uses_the_given_optimizer_scheduler_and_hook_functions(torch):
         config=hl.TrainerConfig(max_steps=2, output_dir=None, summary=False, strict=True),
         optimizer=optimizer,
         scheduler=scheduler,
-        hook_fns={"pre_training_hook": lambda worker, report_data: heard.append("pre_training_hook")},
+        hook_fns={"pre_training_hook": lambda worker, report_data: received.append("pre_training_hook")},
     )
     learner.fit()
-    assert heard == ["pre_training_hook"]
+    assert received == ["pre_training_hook"]
     assert (learner.optimizer.__class__, learner.scheduler.last_epoch) == (torch.optim.SGD, 2)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 0.1**2)

@@ -30,11 +30,12 @@ def test_train_records_all_of_its_settings(model):
     config = rl.RLConfig(
         curriculum=curriculum(),
         rollout=rl.RolloutConfig(prompts=2, group_size=2, max_tokens=3, temperature=0.7),
-        grpo=rl.GRPOConfig(kl=0.1),
+        grpo=rl.GRPOConfig(beta=0.1),
         train=hl.TrainerConfig(max_steps=1, summary=False),
     )
     settings = recorded(rl.train(config, **model).output_dir)
-    assert (settings["grpo"], settings["rollout"]["temperature"]) == ({"clip": 0.2, "kl": 0.1, "updates": 1}, 0.7)
+    assert {"loss_type": "dapo", "epsilon": 0.2, "beta": 0.1, "updates": 1}.items() <= settings["grpo"].items()
+    assert settings["rollout"]["temperature"] == 0.7
     assert (settings["train"]["max_steps"], settings["executor"]) == (1, "local")
     (lesson,) = settings["curriculum"]["lessons"]
     assert (lesson["id"], lesson["environment"]) == ("sort", "hookline.rl.environments.text_tasks:Sorting")
@@ -43,9 +44,11 @@ def test_train_records_all_of_its_settings(model):
 def test_learner_made_by_hand_records_its_settings_and_those_of_its_worker(model):
     own = worker(rl.HFPolicy(**model), rollout={"prompts": 2, "group_size": 2, "max_tokens": 3})
     train = hl.TrainerConfig(max_steps=1, summary=False)
-    learner = rl.GRPOLearner(model["model"], own, pad_id=0, config=train, grpo=rl.GRPOConfig(clip=0.3), temperature=0.9)
+    learner = rl.GRPOLearner(
+        model["model"], own, pad_id=0, config=train, grpo=rl.GRPOConfig(epsilon=0.3), temperature=0.9
+    )
     settings = recorded(learner.fit().output_dir)
-    assert (settings["grpo"]["clip"], settings["temperature"], settings["train"]["max_steps"]) == (0.3, 0.9, 1)
+    assert (settings["grpo"]["epsilon"], settings["temperature"], settings["train"]["max_steps"]) == (0.3, 0.9, 1)
     assert settings["rollouts"]["rollout"]["prompts"] == 2
 
 

@@ -13,8 +13,10 @@ from scripted_policy import ScriptedPolicy, Unreachable, curriculum, sort_digits
 
 import hookline as hl
 from hookline import rl
+from hookline._record.blobs import read_blob
 from hookline._record.reader import read
-from hookline._record.records import Event, Metrics, Sample
+from hookline._record.records import Event, Media, Metrics, Sample
+from hookline._record.tokens import read_tokens
 from hookline.hooks import CheckpointHook, CompositeHook, Hook, LoggingHook, MetricsHook, PeriodicHook
 from hookline.rl.environments import Copying, RewardDataset, Sorting
 from hookline.testing import RecordingCallback
@@ -351,7 +353,7 @@ def test_hooks_on_another_thread_give_their_results_before_the_run_ends():
         background = True
 
         def run(self, context):
-            assert gate.wait(10)
+            assert gate.wait(60)
             return {"slow": context.step}
 
         def close(self):
@@ -375,7 +377,7 @@ class Late(PeriodicHook):
         self.gate = gate
 
     def run(self, context):
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         return {"late": context.step}
 
 
@@ -385,7 +387,7 @@ class LateAsync(Late):
     background = False
 
     async def run(self, context):
-        assert await asyncio.to_thread(self.gate.wait, 10)
+        assert await asyncio.to_thread(self.gate.wait, 60)
         return {"late": context.step}
 
 
@@ -417,7 +419,7 @@ def test_hooks_on_another_thread_that_log_what_they_return_are_recorded_once():
 
         def run(self, context):
             metrics = super().run(context)
-            assert gate.wait(10)
+            assert gate.wait(60)
             return metrics
 
     gate = threading.Event()
@@ -435,6 +437,17 @@ def test_hooks_on_another_thread_of_a_run_that_fails_have_their_results_recorded
     with pytest.raises(rl.PolicyError):
         made.run(5)
     assert sorted((row.step, row.metrics["late"]) for row in made.history if "late" in row.metrics) == [(1, 1), (2, 2)]
+
+
+def test_media_of_hooks_and_callbacks_are_recorded_at_their_steps(tmp_path):
+    image = hl.Image([[0, 255]])
+    look = hl.on("rollout_end", lambda loop, step_idx: {"seen": image} if step_idx == 1 else {}, name="look")
+    made = worker(hooks=[MetricsHook(2, lambda context: {"map": image})], callbacks=[look], output_dir=str(tmp_path))
+    made.run(4)
+    found = [record for record in read(made.dir) if isinstance(record, Media)]
+    assert sorted((record.name, record.step, record.axis) for record in found) == [
+        *(("look/seen", 2, "rollout"), ("map", 2, "rollout"), ("map", 4, "rollout")),
+    ]
 
 
 UNRECORDABLE = [
@@ -462,7 +475,7 @@ def test_hooks_that_return_one_value_that_cannot_be_recorded_keep_the_others(tmp
     rows = [row for row in rows_of(made, "rollout") if "good" in row[1]]
     assert rows == [(step, {"good": 1.5, "nested/good": 2}) for step in (1, 2, 3, 4)]
     assert [message.partition(":")[0] for message in caplog.messages] == [
-        "metrics_hook returned a value that is left out, the others are recorded"
+        "metrics_hook returned a value that cannot be recorded; the others are recorded"
     ]
 
 
@@ -944,7 +957,7 @@ def test_fault_of_scoring_that_hangs_is_counted_after_the_time_limit(caplog):
 
         def score(self, task, completion):
             if not back:
-                gate.wait(20)
+                gate.wait(60)
             return super().score(task, completion)
 
     gate, back = threading.Event(), []
@@ -953,12 +966,12 @@ def test_fault_of_scoring_that_hangs_is_counted_after_the_time_limit(caplog):
         def on_rollout_end(self, loop, step_idx, rollouts):
             back.append(True)
 
-    made = worker(environment=Hangs(), hooks=[], callbacks=[Opens()], rollout={"scoring_seconds": 0.05})
+    made = worker(environment=Hangs(), hooks=[], callbacks=[Opens()], rollout={"scoring_seconds": 0.5})
     made.run(2)
     gate.set()
     assert [row.metrics["rollouts"] for row in made.history] == [0, 12]
     assert made.get_metric("faults/slow_judge") == 12
-    assert "Reward of slow_judge: took longer than 0.05 s" in caplog.text
+    assert "Reward of slow_judge: took longer than 0.5 s" in caplog.text
 
 
 def test_fault_of_an_environment_that_raises_while_it_judges_success_is_counted(caplog):
@@ -1007,7 +1020,7 @@ class Outages(hl.Callback):
 
 
 def served(server, outages, **rollout):
-    policy = rl.ServerPolicy(server.url, "tiny", patience_seconds=0)
+    policy = rl.CompletionsPolicy(server.url, "tiny", patience_seconds=0)
     return worker(policy, hooks=[], callbacks=[outages], rollout=rollout), policy
 
 
@@ -1069,3 +1082,85 @@ def test_worker_reward_weight_of_an_unused_lesson_is_named_at_the_end(caplog):
     made.run(2)
     assert warnings == [0, 0]
     assert ["'exact'" in record.getMessage() for record in caplog.records] == [True]
+
+
+class Naming(ScriptedPolicy):
+    """Knows the texts of its tokens, but for those of some calls."""
+
+    def __init__(self, fails=False):
+        super().__init__()
+        self.fails, self.named = fails, 0
+
+    def token_texts(self, ids):
+        self.named += 1
+        if self.fails:
+            raise ValueError("no such token")
+        return [chr(each) for each in ids]
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 6), (1.0, 24)])
+def test_worker_records_tokens_of_a_share_of_its_samples(tmp_path, share, count):
+    policy = Naming()
+    made = worker(policy, output_dir=str(tmp_path), rollout={"tokens": share, "samples": None})
+    made.run(2)
+    samples = [record for record in read(made.dir) if isinstance(record, Sample)]
+    with_tokens = [each for each in samples if each.tokens]
+    assert (len(samples), len(with_tokens), policy.named) == (24, count, count)
+    assert {each.finish for each in samples} == {"stop"}
+    for each in with_tokens:
+        table = read_tokens(read_blob(made.dir, (each.tokens or {})["blob"]))
+        assert "".join(table.texts) == each.completion
+        assert (table.columns["logprobs"], each.length) == ([-0.5] * each.length, table.count)
+
+
+def test_worker_tokens_without_texts_are_recorded_by_their_ids(tmp_path, caplog):
+    made = worker(Naming(fails=True), output_dir=str(tmp_path), rollout={"tokens": 1.0, "samples": 1})
+    made.run(1)
+    [sample] = [record for record in read(made.dir) if isinstance(record, Sample)]
+    table = read_tokens(read_blob(made.dir, (sample.tokens or {})["blob"]))
+    assert (table.texts, "".join(map(chr, table.ids))) == (None, sample.completion)
+    assert "no such token" in caplog.text
+
+
+def test_sample_of_a_rollout_has_the_messages_of_its_task():
+    chat = [{"role": "user", "content": "2+2?"}]
+    row = rl.Rollout(rl.Task("2+2?", messages=chat), rl.Completion("4", (1,)), version=7).as_sample()
+    assert (row["prompt_messages"], row["version"], row["length"], row["finish"]) == (chat, 7, 1, "stop")
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_share_of_samples_with_tokens_has_limits(share):
+    with pytest.raises(hl.OptionError, match="a share from 0 to 1"):
+        rl.RolloutConfig(tokens=share)
+
+
+class Steering(hl.Callback):
+    """Sends commands to a worker."""
+
+    def on_rollout_end(self, loop, step_idx):
+        control = hl.control(loop)
+        if step_idx == 1:
+            control.disable("metrics_hook")
+        if step_idx == 2:
+            with pytest.raises(hl.RefusedError, match="its hooks evaluate lessons"):
+                control.validate()
+            control.stop("enough")
+
+
+@pytest.mark.parametrize("resume_commands", ["apply", "drop"])
+def test_worker_is_steered_by_commands_at_its_step_boundaries(tmp_path, resume_commands):
+    ran = []
+
+    def collect(context):
+        ran.append(context.step)
+        return {}
+
+    hook = MetricsHook(1, collect)
+    options = {"output_dir": str(tmp_path), "max_steps": 9, "resume_commands": resume_commands}
+    steered = worker(hooks=[hook], callbacks=[Steering()], **options)
+    steered.run()
+    assert (steered.step, ran, steered.state) == (3, [1, 2], "stopped")
+    assert [(each.step, each.command.name, each.state) for each in hl.control(steered).history()] == [
+        (2, "hooks.disable", "applied"),
+        (3, "stop", "applied"),
+    ]

@@ -13,12 +13,8 @@ from hookline import rl
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from hookline.rl.learner.learner import RolloutStream  # noqa: E402
-from hookline.rl.learner.loss import (  # noqa: E402
-    grpo_loss,
-    rollout_batch,
-    token_logprobs,
-)
+from hookline.rl.learner.batch import mini_batches  # noqa: E402
+from hookline.rl.learner.logprobs import token_logprobs  # noqa: E402
 from hookline.testing import character_tokenizer, tiny_causal_lm  # noqa: E402
 
 torch.set_num_threads(1)
@@ -53,7 +49,7 @@ def rollouts_of(model, *, temperature=TEMPERATURE, top_p=1.0, known=True):
     sampling = rl.Sampling(temperature=temperature, top_p=top_p, max_tokens=7, seed=0)
     groups = rl.HFPolicy(model, TOKENIZER).generate(PROMPTS, 4, sampling)
     completions = [each if known else replace(each, sampled_logprobs=()) for group in groups for each in group]
-    return [rl.Rollout(rl.Task("1>"), each, advantage=1.0) for each in completions]
+    return [rl.Rollout(rl.Task("1>"), each, {"r": 1.0}, 1.0, advantage=1.0) for each in completions]
 
 
 def by_hand(model, rollouts, *, temperature=TEMPERATURE, top_p=1.0):
@@ -78,9 +74,33 @@ def mass_of(logprobs, top_p):
     return 1.0 if top_p == 1 else mass
 
 
-def first_batch(model, rollouts, *, latest_version=0, top_p=1.0, **options):
-    source = SimpleNamespace(latest_version=latest_version, roll_out=lambda: rollouts, **options)
-    return next(iter(RolloutStream(source, model, pad_id=0, temperature=TEMPERATURE, top_p=top_p)))
+def first_batch(model, rollouts, *, latest_version=0, top_p=1.0, exact=True, grpo=None, **options):
+    """The first batch of a learner."""
+    batches = []
+    source = SimpleNamespace(
+        latest_version=latest_version,
+        roll_out=lambda: rollouts,
+        exact_logprobs=exact,
+        step=0,
+        attach_to=lambda loop: None,
+        update_weights=lambda version, weights: None,
+        close_hooks=lambda: None,
+        state_dict=dict,
+        **options,
+    )
+    learner = rl.GRPOLearner(
+        model,
+        source,
+        pad_id=0,
+        config=hl.TrainerConfig(max_steps=1, output_dir=None, summary=False, learning_rate=1e-9),
+        grpo=rl.GRPOConfig(**(grpo or {})),
+        temperature=TEMPERATURE,
+        top_p=top_p,
+        max_tokens=7,
+        callbacks=[hl.on("train_batch_start", lambda loop, batch: batches.append(batch))],
+    )
+    learner.fit()
+    return batches[0]
 
 
 def written(batch, name="old"):
@@ -105,30 +125,40 @@ def test_hf_policy_at_temperature_one_or_zero_returns_model_log_probabilities_on
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 @pytest.mark.parametrize("known", [True, False], ids=["given", "computed"])
-def test_rollout_stream_old_is_as_sampled_by_the_policy_without_dropout(known, top_p):
+def test_learner_old_logprobs_are_as_sampled_by_the_policy_without_dropout(known, top_p):
     model = model_with_dropout()
     rollouts = rollouts_of(model, known=known, top_p=top_p)
-    old = written(first_batch(model, rollouts, top_p=top_p))
+    old = written(first_batch(model, rollouts, top_p=top_p, grpo={"mini_batches": 2}))
+    rollouts = rollouts[: len(rollouts) // 2]
     assert old == pytest.approx(by_hand(model, rollouts, top_p=top_p), abs=1e-4)
     assert all(module.training for module in model.modules())
 
 
-def test_rollout_stream_ratio_of_stale_rollouts_is_that_to_the_weights_that_wrote_them():
+def test_learner_old_logprobs_of_stale_rollouts_are_those_of_the_weights_that_generated():
     wrote = model_with_dropout()
     model = changed(wrote)
     rollouts = rollouts_of(wrote)
     batch = first_batch(model, rollouts, latest_version=1, max_staleness=2)
-    now, _ = token_logprobs(model.eval(), batch["ids"], batch["attention"], temperature=TEMPERATURE)
-    _, facts = grpo_loss(now, batch["old"], batch["advantages"], batch["mask"], clip=0.2)
+    assert written(batch) == pytest.approx(by_hand(wrote, rollouts), abs=1e-4)
+    assert not batch["is_fresh"]
     before, after = torch.tensor(by_hand(wrote, rollouts)), torch.tensor(by_hand(model, rollouts))
-    ratios = (after - before).exp()
-    assert facts["ratio"].item() == pytest.approx(ratios.mean().item(), abs=1e-3)
-    assert (ratios - 1).abs().mean() > 0.1
-    assert batch["metrics"]["policy/staleness"] == 1
+    assert ((after - before).exp() - 1).abs().mean() > 0.1
+
+
+@pytest.mark.parametrize("latest_version", [0, 1])
+def test_learner_of_inexact_logprobs_compares_with_its_own_and_weights_by_the_difference(latest_version):
+    wrote = model_with_dropout()
+    model = changed(wrote)
+    rollouts = rollouts_of(wrote)
+    mode = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 100.0}
+    batch = first_batch(model, rollouts, latest_version=latest_version, max_staleness=2, exact=False, grpo=mode)
+    before, after = torch.tensor(by_hand(wrote, rollouts)), torch.tensor(by_hand(model, rollouts))
+    assert written(batch) == pytest.approx(after.tolist(), abs=1e-4)
+    assert written(batch, "importance") == pytest.approx((after - before).exp().tolist(), abs=1e-3)
 
 
 @pytest.mark.parametrize("source", [{"max_staleness": 1}, {"latest_version": 1}], ids=["may be", "is"])
-def test_rollout_stream_stale_rollouts_without_sampled_logprobs_raise(source):
+def test_learner_stale_rollouts_without_sampled_logprobs_raise(source):
     model = model_with_dropout()
     with pytest.raises(
         hl.OptionError, match=r"temperature=0\.7 and top_p=1\.0 with rollouts of older weights.*max_staleness=0"
@@ -137,9 +167,9 @@ def test_rollout_stream_stale_rollouts_without_sampled_logprobs_raise(source):
 
 
 def test_token_logprobs_with_top_p_are_those_of_the_distribution_that_was_sampled_from():
-    model = model_with_dropout().eval()
+    model = model_with_dropout()
     batch = first_batch(model, rollouts_of(model, top_p=0.8), top_p=0.8)
-    now, _ = token_logprobs(model, batch["ids"], batch["attention"], temperature=TEMPERATURE, top_p=0.8)
+    now, _ = token_logprobs(model.eval(), batch["ids"], batch["first"], temperature=TEMPERATURE, top_p=0.8)
     torch.testing.assert_close(now[batch["mask"].bool()], batch["old"][batch["mask"].bool()], atol=1e-4, rtol=0)
 
 
@@ -147,13 +177,13 @@ def test_token_logprobs_with_top_p_of_a_token_that_others_sampled_are_finite_and
     wrote = model_with_dropout()
     model = changed(wrote).eval()
     batch = first_batch(model, rollouts_of(wrote), latest_version=1, max_staleness=1)
-    now, _ = token_logprobs(model, batch["ids"], batch["attention"], temperature=TEMPERATURE, top_p=0.3)
+    now, _ = token_logprobs(model, batch["ids"], batch["first"], temperature=TEMPERATURE, top_p=0.3)
     now[batch["mask"].bool()].sum().backward()
     assert now[batch["mask"].bool()].isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_rollout_batch_with_too_few_sampled_log_probabilities_raises():
+def test_mini_batches_with_too_few_sampled_log_probabilities_raises():
     completion = rl.Completion("42", (6, 4), (-0.1, -0.2), prompt_ids=(1, 5), sampled_logprobs=(-0.3,))
     with pytest.raises(hl.OptionError, match="2 tokens and 1 log-probabilities"):
-        rollout_batch([rl.Rollout(rl.Task("1>"), completion)], pad_id=0, as_sampled=True)
+        mini_batches([rl.Rollout(rl.Task("1>"), completion)], 1, pad_id=0, as_sampled=True)

@@ -1,55 +1,59 @@
-"""A policy behind an OpenAI-compatible server: what is asked and read, and what happens without an answer."""
+"""`ServerPolicy` against a strict server that speaks the APIs of vLLM and SGLang, with a small real model."""
 
+import asyncio
 import importlib.util
-import logging
-import pickle
-import threading
+import itertools
 
 import pytest
-from completion_server import CompletionServer, Reply, as_vllm, choice
-
-from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
-from hookline.rl.policies.base import Policy, PolicyError
-from hookline.rl.types import Completion, Sampling
 
 pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
-from hookline.rl.policies.server import ServerPolicy
+from inference_server import CONTEXT_LENGTH, InferenceServer, ServerProcess, TableModel, TorchModel, distribution  # noqa: E402
 
+import hookline as hl  # noqa: E402
+from hookline import rl  # noqa: E402
+from hookline._engine.errors import MissingExtraError, OptionError, RefusedError  # noqa: E402
+from hookline.testing import character_tokenizer, chat_tokenizer, tiny_causal_lm  # noqa: E402
 
-@pytest.fixture
-def server():
-    server = CompletionServer()
-    yield server
-    server.stop()
-
-
-class Time:
-    """A clock that advances by waiting, with an action for the n-th wait."""
-
-    def __init__(self, **during):
-        self.now = 100.0
-        self.waits = []
-        self.during = {int(name.removeprefix("wait_")): act for name, act in during.items()}
-
-    def clock(self):
-        return self.now
-
-    def wait(self, seconds):
-        self.waits.append(seconds)
-        self.now += seconds
-        self.during.get(len(self.waits), lambda: None)()
+torch.set_num_threads(1)
+TOKENIZER = character_tokenizer("0123456789>")
+MODEL = tiny_causal_lm(TOKENIZER, seed=1)
+CHAT_TOKENIZER = chat_tokenizer("0123456789")
+CHAT_MODEL = tiny_causal_lm(CHAT_TOKENIZER, seed=1)
+APIS = ["vllm", "sglang"]
+PROMPT = TOKENIZER("31>")["input_ids"]
 
 
 @pytest.fixture
-def connect(server):
+def serve():
+    """Starts servers, which are stopped with the test."""
+    made = []
+
+    def start(api, model=None, **options):
+        made.append(InferenceServer(api, TableModel() if model is None else model, **options))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture
+def connect():
     """Makes policies, which are closed with the test."""
     made = []
 
-    def make(time=None, **options):
-        time = time or Time()
-        options = {"url": server.url, "model": "tiny", "clock": time.clock, "wait": time.wait} | options
-        made.append(ServerPolicy(**options))
+    def make(*servers, **options):
+        options = {
+            "api": servers[0].api,
+            "retry_seconds": 0.01,
+            "patience_seconds": 60,
+            "tokenizer": TOKENIZER,
+        } | options
+        made.append(rl.ServerPolicy([server.url for server in servers], **options))
         return made[-1]
 
     yield make
@@ -57,353 +61,436 @@ def connect(server):
         policy.close()
 
 
-def texts(groups):
-    return [[completion.text for completion in group] for group in groups]
+def sample(policy, *requests):
+    """The completions of requests that are made at the same time."""
+
+    async def together():
+        return await asyncio.gather(*(policy.sample(request) for request in requests))
+
+    return asyncio.run(together())
 
 
-def replies(*given):
-    """Answers with one after the other, then as vLLM does."""
-    left = list(given)
-    return lambda body: left.pop(0) if left else as_vllm(body)
+def request(seed=0, prompt=PROMPT, group="", **sampling):
+    return rl.SampleRequest(prompt, rl.Sampling(**{"max_tokens": 8, "seed": seed} | sampling), group=group)
 
 
-def answer(*choices):
-    return Reply(body={"choices": list(choices)})
+def own_logprobs(model, completion, temperature=1.0, top_p=1.0):
+    """The log-probabilities of a completion by the model itself."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*completion.prompt_ids, *completion.token_ids]])).logits[0].double()
+    rows = logits[len(completion.prompt_ids) - 1 : -1].tolist()
+    return [distribution(row, temperature, top_p)[token] for row, token in zip(rows, completion.token_ids, strict=True)]
 
 
-def test_server_policy_is_a_policy(connect):
-    assert isinstance(connect(), Policy)
+@pytest.mark.parametrize("api", APIS)
+def test_sample_returns_tokens_with_the_logprobs_of_the_model(serve, connect, api):
+    policy = connect(serve(api, TorchModel(MODEL, TOKENIZER)))
+    first, again, other = sample(policy, request(1), request(1), request(2))
+    assert first == again != other
+    assert first.prompt_ids == PROMPT
+    assert first.text == TOKENIZER.decode(first.token_ids, skip_special_tokens=True)
+    assert first.logprobs == pytest.approx(own_logprobs(MODEL, first), abs=1e-5)
+    assert first.sampled_logprobs == ()
+    assert first.versions == [0] * len(first.token_ids)
+    assert isinstance(policy, rl.AsyncPolicy)
 
 
-def test_generate_requests_each_prompt_and_keeps_their_order(server, connect):
-    written = connect(connections=2).generate(["a", "bcd", ""], 2, Sampling())
-    assert texts(written) == [["1.0", "1.1"], ["3.0", "3.1"], ["0.0", "0.1"]]
-    assert written[1][0] == Completion(
-        text="3.0", token_ids=[51, 46, 48], logprobs=[-0.5] * 3, finish="stop", prompt_ids=[98, 99, 100]
-    )
-
-
-def test_generate_sends_the_whole_sampling(server, connect):
-    sampling = Sampling(temperature=0.7, top_p=0.9, max_tokens=5, stop=["\n", "#"], seed=3)
-    connect(api_key="secret").generate(["a"], 4, sampling)
-    [request] = server.requests
-    assert request.path == "/v1/completions"
-    assert request.headers["authorization"] == "Bearer secret"
-    assert isinstance(request.body.pop("seed"), int)
-    assert request.body == {
-        "model": "tiny",
-        "prompt": "a",
-        "n": 4,
-        "max_tokens": 5,
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "logprobs": 1,
-        "stop": ["\n", "#"],
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-    }
-
-
-def test_generate_sends_no_options_that_are_unset(server, connect):
-    connect(token_ids=False).generate(["a"], 1, Sampling())
-    [request] = server.requests
-    assert sorted(request.body) == ["logprobs", "max_tokens", "model", "n", "prompt", "temperature", "top_p"]
-    assert "authorization" not in request.headers
-
-
-def test_seed_is_another_for_each_prompt_and_the_same_again(server, connect):
-    policy = connect(connections=1)
-    for seed in (1, 1, 2):
-        policy.generate(["a", "a"], 1, Sampling(seed=seed))
-    seeds = [request.body["seed"] for request in server.requests]
-    assert seeds[:2] == seeds[2:4]
-    assert len(set(seeds)) == 4
-    assert all(0 <= seed < 2**31 for seed in seeds)
-
-
-def test_greedy_is_requested_once_and_returned_n_times(server, connect):
-    [group] = connect().generate(["a"], 3, Sampling(temperature=0))
-    assert [completion.text for completion in group] == ["1.0"] * 3
-    assert [request.body["n"] for request in server.requests] == [1]
-
-
-def test_requests_are_sent_at_the_same_time_up_to_the_connections(server, connect):
-    together = threading.Barrier(3, timeout=20)
-    under_way, most = [], []
-
-    def respond(body):
-        under_way.append(body)
-        most.append(len(under_way))
-        together.wait()
-        under_way.pop()
-        together.wait()
-        return as_vllm(body)
-
-    server.respond = respond
-    written = connect(connections=3).generate(["a"] * 9, 1, Sampling())
-    assert texts(written) == [["1.0"]] * 9
-    assert max(most) == 3
+@pytest.mark.parametrize(("api", "top_p"), [("vllm", 0.6), ("vllm", 1.0), ("sglang", 1.0)])
+def test_sample_with_processed_sampling_returns_the_logprobs_of_what_was_sampled(serve, connect, api, top_p):
+    policy = connect(serve(api, TorchModel(MODEL, TOKENIZER)))
+    (made,) = sample(policy, request(temperature=0.7, top_p=top_p))
+    assert made.logprobs == ()
+    assert made.sampled_logprobs == pytest.approx(own_logprobs(MODEL, made, 0.7, top_p), abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, Completion("x", [], [], "stop", [])),
-        ({"logprobs": None, "finish_reason": None, "stop_reason": None}, Completion("x", [], [], "stop", [])),
-        ({"finish_reason": "length"}, Completion("x", [], [], "length", [])),
-        ({"finish_reason": "abort"}, Completion("x", [], [], "length", [])),
-        ({"finish_reason": "eos_token"}, Completion("x", [], [], "stop", [])),
-        ({"logprobs": {"tokens": ["x"], "token_logprobs": [-1]}}, Completion("x", [], [-1.0], "stop", [])),
-        ({"logprobs": {"tokens": ["token_id:7"], "token_logprobs": [-1]}}, Completion("x", [7], [-1.0], "stop", [])),
-        ({"logprobs": {"content": [{"id": 7, "logprob": -1.5}]}}, Completion("x", [7], [-1.5], "stop", [])),
-        ({"logprobs": {"content": [{"token": "x", "logprob": -1}]}}, Completion("x", [], [-1.0], "stop", [])),
-        ({"token_ids": [7], "prompt_token_ids": [1, 2]}, Completion("x", [7], [], "stop", [1, 2])),
-        ({"token_ids": []}, Completion("x", [], [], "stop", [])),
-    ],
+    ("api", "advice"), [("vllm", "--logprobs-mode processed_logprobs"), ("sglang", "SGLANG_RETURN")]
 )
-def test_answer_of_any_known_form_is_read(server, connect, given, expected):
-    server.respond = lambda body: answer(choice(0, "x") | given)
-    assert connect().generate(["a"], 1, Sampling()) == [[expected]]
+def test_server_with_raw_logprobs_is_refused_where_they_would_be_wrong(serve, connect, api, advice):
+    policy = connect(serve(api, TorchModel(MODEL, TOKENIZER), kind="raw_logprobs"))
+    (made,) = sample(policy, request())
+    assert made.logprobs == pytest.approx(own_logprobs(MODEL, made), abs=1e-5)
+    with pytest.raises(OptionError, match=f"raw_logprobs.*temperature=0.7.*{advice}"):
+        sample(policy, request(temperature=0.7))
 
 
-def test_answer_with_choices_out_of_order_is_put_in_order(server, connect):
-    server.respond = lambda body: answer(choice(1, "b"), choice(0, "a"))
-    assert texts(connect().generate(["x"], 2, Sampling())) == [["a", "b"]]
+def test_top_p_is_refused_for_sglang_whose_logprobs_do_not_include_it(serve, connect):
+    with pytest.raises(OptionError, match="top_p=0.9 with SGLang.*give top_p=1"):
+        sample(connect(serve("sglang")), request(top_p=0.9))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_greedy_sample_is_the_most_likely_continuation(serve, connect, api):
+    policy = connect(serve(api, TorchModel(MODEL, TOKENIZER), kind="raw_logprobs"))
+    (made,) = sample(policy, request(temperature=0))
+    [[expected]] = rl.HFPolicy(MODEL, TOKENIZER).generate([PROMPT], 1, rl.Sampling(temperature=0, max_tokens=8))
+    assert (made.token_ids, made.finish) == (expected.token_ids, expected.finish)
+    assert made.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+# Requests: what is sent, and where.
 
 
 @pytest.mark.parametrize(
-    ("reply", "message"),
+    ("api", "path", "expected"),
     [
-        (Reply(body=b"<html>"), "JSON is malformed.*'<html>'"),
-        (Reply(body=b""), "Input data was truncated"),
-        (Reply(body={"id": 1}), "missing required field `choices`"),
-        (answer(choice(0, "x")), "2 completions were requested, and 1 received"),
-        (answer(choice(0, "x"), choice(1, 5)), r"Expected `str`, got `int` - at `\$.choices\[1\].text`"),
         (
-            answer(choice(0, "x"), choice(1, "y", logprobs={"token_logprobs": [None]})),
-            "Expected `float`, got `null`",
+            "vllm",
+            "/inference/v1/generate",
+            {
+                "model": "tiny",
+                "token_ids": PROMPT,
+                "stream": False,
+                "sampling_params": {
+                    "n": 1,
+                    "temperature": 1.0,
+                    "top_p": 1.0,
+                    "max_tokens": 5,
+                    "logprobs": 0,
+                    "seed": 3,
+                    "stop": ["z", "<eos>"],
+                    "stop_token_ids": [TOKENIZER.eos_token_id],
+                    "ignore_eos": False,
+                },
+            },
         ),
         (
-            answer(choice(0, "x"), choice(1, "y", token_ids=[1, 2], logprobs={"token_logprobs": [-1.0]})),
-            "a choice has 2 token ids and 1 log-probabilities",
+            "sglang",
+            "/generate",
+            {
+                "input_ids": PROMPT,
+                "return_logprob": True,
+                "stream": False,
+                "lora_path": None,
+                "sampling_params": {
+                    "temperature": 1.0,
+                    "top_p": 1.0,
+                    "max_new_tokens": 5,
+                    "sampling_seed": 3,
+                    "stop": ["z", "<eos>"],
+                    "stop_token_ids": [TOKENIZER.eos_token_id],
+                    "ignore_eos": False,
+                },
+            },
         ),
     ],
 )
-def test_server_policy_invalid_answer_raises_at_once(server, connect, reply, message):
-    server.respond, time = lambda body: reply, Time()
-    with pytest.raises(PolicyError, match=f"{server.url}/v1/completions does not answer like .* {message}.*Check url="):
-        connect(time).generate(["a"], 2, Sampling())
-    assert (time.waits, len(server.requests)) == ([], 1)
+def test_request_has_the_whole_sampling(serve, connect, api, path, expected):
+    server = serve(api)
+    sample(connect(server), request(3, max_tokens=5, stop=["z", TOKENIZER.eos_token]))
+    [body] = server.calls(path)
+    assert body.pop("rid" if api == "sglang" else "request_id").startswith("hookline-")
+    assert body == expected
+
+
+def test_prompt_that_is_a_text_is_tokenized_here(serve, connect):
+    (made,) = sample(connect(serve("vllm")), request(prompt="31>"))
+    assert made.prompt_ids == PROMPT
+
+
+def test_requests_of_a_group_go_to_one_server_and_groups_to_all(serve, connect):
+    servers = [serve("vllm") for _ in range(3)]
+    policy = connect(*servers)
+    sample(policy, *(request(seed, [1 + number], f"group {number}") for number in range(6) for seed in range(4)))
+    served = [{tuple(body["token_ids"]) for body in server.calls("/inference/v1/generate")} for server in servers]
+    assert sorted(itertools.chain(*served)) == [(1 + number,) for number in range(6)]
+    assert all(served)
+
+
+def test_context_length_is_the_servers_and_limits_completions(serve, connect):
+    policy = connect(serve("vllm"))
+    assert policy.context_length == CONTEXT_LENGTH
+    (made,) = sample(policy, request(prompt=[1] * (CONTEXT_LENGTH - 1), max_tokens=50))
+    assert len(made.token_ids) == 1
+    with pytest.raises(OptionError, match="has 64 tokens, the servers 64 positions"):
+        sample(policy, request(prompt=[1] * CONTEXT_LENGTH))
+
+
+def test_prompt_with_images_is_refused(serve, connect):
+    with pytest.raises(OptionError, match="the prompt has images"):
+        sample(connect(serve("vllm")), rl.SampleRequest(PROMPT, images=["image"]))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_cancelled_request_stops_being_generated(serve, connect, api):
+    server = serve(api)
+    server.engine.hold_after = 2
+    policy = connect(server)
+
+    async def cancel():
+        task = asyncio.ensure_future(policy.sample(request(prompt=[5])))
+        await asyncio.to_thread(server.engine.held.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while server.engine.running:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(cancel(), 60))
+    assert server.engine.served <= 1
+
+
+# Failures.
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("fault", ["503", "429", "500"])
+def test_busy_server_is_asked_again(serve, connect, api, fault):
+    server = serve(api)
+    server.engine.faults = iter([fault, fault])
+    made = sample(connect(server), *(request(seed) for seed in range(4)))
+    assert [each.token_ids for each in made] == [
+        each.token_ids for each in sample(connect(serve(api)), *(request(seed) for seed in range(4)))
+    ]
+
+
+def test_request_that_servers_fail_at_raises_and_others_are_answered(serve, connect):
+    server = serve("vllm")
+    policy = connect(server)
+    server.engine.faults = iter(["500"] * 3)
+    with pytest.raises(rl.PolicyError, match="/inference/v1/generate answers 500 .*no room"):
+        sample(policy, request())
+    assert sample(policy, request())[0].token_ids
+
+
+def test_busy_server_leaves_requests_to_the_others(serve, connect):
+    busy, other = serve("vllm"), serve("vllm")
+    busy.engine.faults = itertools.repeat("503")
+    made = sample(connect(busy, other), *(request(seed) for seed in range(20)))
+    assert len(made) == other.engine.served == 20
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("lengths", "log-probabilities"),
+        ("nan", "malformed"),
+        ("truncated", "truncated|malformed"),
+        ("garbage", "malformed.*it works"),
+    ],
+)
+def test_answer_that_cannot_be_right_is_an_error_of_its_request_alone(serve, connect, api, fault, message):
+    server = serve(api)
+    policy = connect(server)
+    server.engine.faults = iter([fault])
+    with pytest.raises(rl.PolicyError, match=f"{server.url} returned an invalid answer: .*({message})"):
+        sample(policy, request())
+    assert sample(policy, request())[0].token_ids
 
 
 @pytest.mark.parametrize(
-    ("code", "body", "message"),
+    ("tokens", "logprobs", "message"),
     [
-        (404, {"error": {"message": "The model `tiny` does not exist."}}, "404 .*'tiny'.*does not exist.*model="),
-        (404, {"object": "error", "message": "no such model"}, "404 .*'no such model'.*Check url= and model="),
-        (401, {"error": "Unauthorized"}, "401 .*'Unauthorized'.*Give the right api_key="),
-        (403, b"nope", "403 .*'nope'.*Give the right api_key="),
-        (400, {"detail": "unknown field return_token_ids"}, "400 .*unknown field.*give token_ids=False"),
-        (422, {"detail": [{"msg": "bad"}]}, "422 .*bad"),
-        (307, b"", "307 .*Check url="),
+        ([1, 2], [-0.5], "2 token ids and 1 log-probabilities"),
+        ([1] * 5, [-0.5] * 5, "5 tokens, and at most 4"),
+        ([], [], "no tokens"),
+        ([99], [-0.5], "the token 99"),
+        ([-1], [-0.5], "the token -1"),
+        ([1], [0.5], "the log-probability 0.5"),
+        ([1], [-9999.0], "the log-probability -9999.0"),
+        ([1], [float("nan")], "the log-probability nan"),
     ],
 )
-def test_server_policy_refusal_raises_at_once_with_the_servers_message(server, connect, code, body, message):
-    server.respond, time = lambda request: Reply(code, body), Time()
-    with pytest.raises(RefusedError, match=f"{server.url}/v1/completions answers {message}"):
-        connect(time, connections=1).generate(["a", "b"], 1, Sampling())
-    assert time.waits == []
+def test_answer_out_of_range_is_refused(tokens, logprobs, message):
+    from hookline.rl.policies.server_api import Sampled, checked
+
+    with pytest.raises(rl.PolicyError, match=message):
+        checked(Sampled(tokens, logprobs, "stop"), max_tokens=4, vocabulary=16)
 
 
-def test_server_policy_waits_for_a_server_that_is_down_and_warns_once(server, connect, caplog):
-    server.stop()
-    time = Time(wait_3=server.listen)
-    with caplog.at_level(logging.INFO, "hookline"):
-        written = connect(time).generate(["a", "bc"], 1, Sampling())
-    assert texts(written) == [["1.0"], ["2.0"]]
-    assert time.waits == [1.0, 2.0, 4.0]
-    down, back = (record.getMessage() for record in caplog.records if record.name == "hookline")
-    assert down.startswith(f"No answer: {server.url}/v1/completions: ConnectError")
-    assert down.endswith("Retrying for up to 600 s.")
-    assert back == f"{server.url}/v1/completions answers again, after 7 s."
+@pytest.mark.parametrize("api", APIS)
+def test_refused_request_raises_at_once_with_the_servers_message(serve, connect, api):
+    policy = connect(serve(api))
+    with pytest.raises(RefusedError, match="answers 400 .*a token is out of vocabulary.*Check api="):
+        sample(policy, request(prompt=[4000]))
 
 
-def test_server_policy_gives_up_on_a_server_that_stays_down(server, connect):
-    server.stop()
-    time = Time()
-    message = f"No answer for 100 s: {server.url}/v1/completions: ConnectError.*Start the server, check url="
-    with pytest.raises(PolicyError, match=message):
-        connect(time, patience_seconds=100).generate(["a"], 1, Sampling())
-    assert time.waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 9.0]
-
-
-def test_server_that_is_down_without_patience_raises_at_once(server, connect):
-    server.stop()
-    time = Time()
-    with pytest.raises(PolicyError, match="No answer for"):
-        connect(time, patience_seconds=0).generate(["a"], 1, Sampling())
-    assert time.waits == []
-
-
-@pytest.mark.parametrize("code", [408, 429, 500, 502, 503])
-def test_busy_server_is_retried(server, connect, code):
-    server.respond, time = replies(Reply(code, {"error": {"message": "loading"}})), Time()
-    assert texts(connect(time).generate(["a"], 1, Sampling())) == [["1.0"]]
-    assert time.waits == [1.0]
-
-
-def test_server_that_stays_busy_raises_with_its_message(server, connect):
-    server.respond = lambda body: Reply(503, {"error": {"message": "loading the model"}})
-    with pytest.raises(PolicyError, match="503 Service Unavailable: 'loading the model'"):
-        connect(patience_seconds=5).generate(["a"], 1, Sampling())
-
-
-def test_server_that_asks_to_be_left_alone_is_left_alone(server, connect):
-    server.respond, time = replies(Reply(429, b"", (("Retry-After", "17"),))), Time()
-    connect(time).generate(["a"], 1, Sampling())
-    assert time.waits == [17.0]
-
-
-def test_server_that_hangs_is_retried_after_the_time_limit(server, connect):
-    gate, hangs = threading.Event(), [True]
-
-    def respond(body):
-        if hangs.pop() if hangs else False:
-            gate.wait()
-        return as_vllm(body)
-
-    server.respond, time = respond, Time()
-    try:
-        assert texts(connect(time, timeout_seconds=0.2).generate(["a"], 1, Sampling())) == [["1.0"]]
-    finally:
-        gate.set()
-    assert time.waits[:1] == [1.0]
-
-
-def test_incomplete_answer_is_requested_again(server, connect):
-    server.respond, time = replies(Reply(body=b'{"choices"', breaks_off=True)), Time()
-    assert texts(connect(time).generate(["a"], 1, Sampling())) == [["1.0"]]
-    assert time.waits == [1.0]
-
-
-def test_answered_prompts_are_not_requested_again(server, connect):
-    fine = [as_vllm({"prompt": "a", "n": 1}), as_vllm({"prompt": "bb", "n": 1})]
-    server.respond, time = replies(*fine, Reply(500, b"")), Time()
-    written = connect(time, connections=1).generate(["a", "bb", "ccc", "dddd"], 1, Sampling())
-    assert texts(written) == [["1.0"], ["2.0"], ["3.0"], ["4.0"]]
-    assert server.prompts == ["a", "bb", "ccc", "ccc", "dddd"]
-    assert time.waits == [1.0]
-
-
-def test_patience_restarts_with_each_answer_and_warns_once(server, connect, caplog):
-    server.respond = lambda body: Reply(500, b"") if len(server.requests) % 3 else as_vllm(body)
-    time = Time()
-    written = connect(time, connections=1, patience_seconds=4).generate(["a"] * 5, 1, Sampling())
-    assert texts(written) == [["1.0"]] * 5
-    assert time.waits == [1.0, 2.0] * 5
-    assert [record.levelname for record in caplog.records].count("WARNING") == 1
-
-
-def test_no_prompts_ask_nothing(server, connect):
-    assert connect().generate([], 2, Sampling()) == []
-    assert server.requests == []
-
-
-def test_interrupt_while_waiting_ends_it(server, connect):
-    server.stop()
-
-    def interrupt(seconds):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        connect(wait=interrupt).generate(["a"], 1, Sampling())
-
-
-def test_policy_that_was_closed_connects_again(server, connect):
-    with connect() as policy:
-        policy.generate(["a"], 1, Sampling())
-    policy.close()
-    assert texts(policy.generate(["a"], 1, Sampling())) == [["1.0"]]
-
-
-def test_policy_before_its_first_request_can_be_sent_to_another_process(server):
-    with pickle.loads(pickle.dumps(ServerPolicy(server.url, "tiny"))) as policy:
-        assert texts(policy.generate(["a"], 1, Sampling())) == [["1.0"]]
-
-
-@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/", "/v1/completions"])
-def test_url_may_name_the_server_or_its_interface(server, connect, end):
-    assert texts(connect(url=server.url + end).generate(["a"], 1, Sampling())) == [["1.0"]]
-    assert server.requests[0].path == "/v1/completions"
-
-
-@pytest.mark.parametrize("url", ["localhost:8000", "", None, "ftp://host", "http://", "http://host:port"])
-def test_invalid_url_raises(url):
-    with pytest.raises(OptionError, match="url=.*: give the address of the server, such as"):
-        ServerPolicy(url, "tiny")
-
-
-def test_url_with_a_password_is_an_error_that_does_not_show_it():
-    with pytest.raises(OptionError, match="contains a password. Give it as api_key=") as caught:
-        ServerPolicy("http://me:hidden@host", "tiny")
-    assert "hidden" not in str(caught.value)
-
-
-def test_api_key_is_read_from_the_environment(server, connect, monkeypatch):
-    policy = connect(api_key="${POLICY_API_KEY}")
-    with pytest.raises(RefusedError, match="api_key takes .*POLICY_API_KEY.* not set"):
-        policy.generate(["a"], 1, Sampling())
+def test_api_key_is_read_from_the_environment_and_a_wrong_one_is_an_error(serve, connect, monkeypatch):
+    server = serve("vllm")
+    server.engine.api_key = "secret"
     monkeypatch.setenv("POLICY_API_KEY", "secret")
-    policy.generate(["a"], 1, Sampling())
-    assert server.requests[0].headers["authorization"] == "Bearer secret"
+    assert sample(connect(server, api_key="${POLICY_API_KEY}"), request())[0].token_ids
+    with pytest.raises(RefusedError, match="answers 401 .*Unauthorized.*Give the right api_key="):
+        sample(connect(server), request())
+
+
+def test_server_that_stays_away_is_given_up(serve, connect):
+    server = serve("vllm")
+    server.engine.is_healthy = False
+    with pytest.raises(rl.PolicyError, match=r"No server could be used for .*503.*patience_seconds=0.1"):
+        sample(connect(server, patience_seconds=0.1), request())
+
+
+def test_server_that_is_away_is_waited_for(serve, connect, caplog):
+    server = serve("vllm")
+    server.engine.is_healthy = False
+    policy = connect(server)
+
+    async def come_back():
+        task = asyncio.ensure_future(policy.sample(request()))
+        while not caplog.records:
+            await asyncio.sleep(0)
+        server.engine.is_healthy = True
+        return await task
+
+    assert asyncio.run(come_back()).token_ids
+    assert "gets no requests until it answers again" in caplog.text
+
+
+def test_another_kind_of_server_is_refused_at_once(serve, connect):
+    policy = connect(serve("sglang"), api="vllm")
+    with pytest.raises(RefusedError, match="/inference/v1/generate answers 404 .*Check urls=, api="):
+        sample(policy, request())
+
+
+def test_closed_policy_fails_requests_that_wait(serve, connect):
+    server = serve("vllm")
+    server.engine.is_healthy = False
+    policy = connect(server)
+
+    async def close():
+        task = asyncio.ensure_future(policy.sample(request()))
+        await asyncio.sleep(0)
+        policy.close()
+        with pytest.raises(rl.PolicyError, match="The policy is closed"):
+            await task
+        with pytest.raises(rl.PolicyError, match="The policy is closed"):
+            await policy.sample(request())
+
+    asyncio.run(close())
 
 
 @pytest.mark.parametrize(
-    "option",
+    ("options", "message"),
     [
-        {"timeout_seconds": 0},
-        {"timeout_seconds": float("inf")},
-        {"patience_seconds": -1},
-        {"patience_seconds": True},
-        {"connections": 0},
-        {"connections": 1.5},
+        ({"urls": []}, "urls=.*give the addresses"),
+        ({"urls": "localhost:8000"}, "urls='localhost:8000': give the address"),
+        ({"urls": ["http://a", "http://a/"]}, "names a server twice"),
+        ({"urls": "http://me:hidden@a"}, "contains a password"),
+        ({"api": "openai"}, "api='openai'"),
+        ({"weights": "checkpoint"}, "without directory="),
+        ({"weights": "checkpoint", "directory": "x"}, "source=None with weights='checkpoint'"),
+        ({"weights": "adapter", "directory": "x", "source": MODEL}, "with weights='adapter': give .* adapters"),
+        ({"connections": 0}, "connections=0"),
+        ({"timeout_seconds": 0}, "timeout_seconds=0"),
+        ({"no_such_option": 1}, "no_such_option"),
     ],
 )
-def test_option_that_makes_no_sense_is_an_error(option):
-    with pytest.raises(OptionError, match=f"{next(iter(option))}=.*: give a"):
-        ServerPolicy("http://localhost", "tiny", **option)
-
-
-def test_request_that_makes_no_sense_is_an_error(connect):
-    with pytest.raises(OptionError, match="n=0"):
-        connect().generate(["a"], 0, Sampling())
+def test_invalid_option_raises(options, message):
+    options = {"urls": "http://localhost:1", "api": "vllm"} | options
+    with pytest.raises(OptionError, match=message):
+        rl.ServerPolicy(tokenizer=TOKENIZER, **options)
 
 
 def test_httpx_missing_is_an_error_with_the_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"ServerPolicy needs .* pip install 'hookline\[status\]'"):
-        ServerPolicy("http://localhost", "tiny")
+    with pytest.raises(MissingExtraError, match=r"pip install 'hookline\[status\]'"):
+        rl.ServerPolicy("http://localhost", api="vllm", tokenizer=TOKENIZER)
 
 
-def test_server_policy_load_weights_without_update_raises(server, connect):
-    policy = connect()
-    with pytest.raises(OptionError, match=r"cannot load weights.*update=function"):
-        policy.load_weights(1, {})
-    assert policy.version == 0
+@pytest.fixture
+def start():
+    """Starts servers in processes of their own."""
+    made = []
+
+    def start(port=0):
+        made.append(ServerProcess("vllm", port=port))
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.kill()
 
 
-def test_load_weights_hands_them_to_the_update_function(connect):
-    given = []
-    policy = connect(update=lambda version, weights: given.append((version, weights)))
-    policy.load_weights(3, {"w": 1})
-    assert (policy.version, given) == (3, [(3, {"w": 1})])
+def test_server_killed_in_a_rollout_loses_and_doubles_no_sample(serve, start, connect):
+    requests = [request(seed, [1 + seed % 7], f"group {seed % 7}", max_tokens=40) for seed in range(120)]
+    expected = [made.token_ids for made in sample(connect(serve("vllm")), *requests)]
+    servers = [start() for _ in range(3)]
+    policy, answered = connect(*servers), []
+
+    async def one(each):
+        made = await policy.sample(each)
+        answered.append(each.sampling.seed)
+        if len(answered) == 20:
+            servers[0].kill()
+        return made.token_ids
+
+    async def roll_out():
+        return await asyncio.gather(*(one(each) for each in requests))
+
+    assert asyncio.run(roll_out()) == expected
+    assert sorted(answered) == list(range(120))
+    back = start(servers[0].port)
+    while not back.served:
+        sample(policy, *(request(seed) for seed in range(6)))
 
 
-def test_load_weights_that_fails_leaves_the_version(connect):
-    def update(version, weights):
-        raise ConnectionError("not there")
+# Rollouts.
 
-    policy = connect(update=update)
-    with pytest.raises(ConnectionError, match="not there"):
-        policy.load_weights(3, {})
-    assert policy.version == 0
+
+class Conversation:
+    """Has three turns."""
+
+    name = "conversation"
+
+    def sample(self, n, rng):
+        return [rl.Task(str(rng.randrange(10))) for _ in range(n)]
+
+    async def rollout(self, task, policy):
+        messages = []
+        for turn in range(3):
+            messages.append({"role": "user", "content": f"{task.prompt}{turn}"})
+            messages.append((await policy.chat(messages)).message)
+        return {"threes": float(messages[-1]["content"].count("3"))}
+
+
+def roll_out(environment, policy, **options):
+    config = rl.RolloutWorkerConfig(
+        curriculum_config=rl.CurriculumConfig(lessons=[rl.Lesson("only", environment)]),
+        rollout=rl.RolloutConfig(**{"prompts": 3, "group_size": 4, "max_tokens": 5} | options),
+        output_dir=None,
+        summary=False,
+    )
+    worker = rl.RolloutWorker(config, policy=policy, hooks=[])
+    steps = []
+
+    class Rollouts(hl.Callback):
+        def on_rollout_end(self, loop, rollout_step, rollouts):
+            steps.append(rollouts)
+
+    worker.callbacks.add(Rollouts())
+    worker.run(max_steps=1)
+    return steps[0], worker.faults
+
+
+class Copying:
+    """Answers in one turn."""
+
+    name = "copying"
+
+    def sample(self, n, rng):
+        return [rl.Task(f"{rng.randrange(10)}>") for _ in range(n)]
+
+    def score(self, task, completion):
+        return {"threes": float(completion.count("3"))}
+
+
+@pytest.mark.parametrize("environment", [Copying(), Conversation()], ids=["single", "episodes"])
+def test_answer_that_cannot_be_right_costs_only_its_own_rollout(serve, connect, environment):
+    server = serve("vllm", TorchModel(CHAT_MODEL, CHAT_TOKENIZER))
+    server.engine.faults = iter(["garbage", "lengths"])
+    rollouts, faults = roll_out(environment, connect(server, tokenizer=CHAT_TOKENIZER))
+    assert len({each.episode for each in rollouts}) == 10
+    assert faults["policy"] == 2
+
+
+def test_conversation_keeps_the_tokens_that_were_sampled(serve, connect):
+    server = serve("sglang", TorchModel(CHAT_MODEL, CHAT_TOKENIZER))
+    rollouts, _ = roll_out(Conversation(), connect(server, tokenizer=CHAT_TOKENIZER))
+    assert any(rollout.turns > 1 and 0 in rollout.completion.mask for rollout in rollouts)
+    for rollout in rollouts:
+        made = rollout.completion
+        own = own_logprobs(CHAT_MODEL, made)
+        expected = [logprob if mask else 0.0 for logprob, mask in zip(own, made.mask or own, strict=True)]
+        assert made.logprobs == pytest.approx(expected, abs=1e-5)

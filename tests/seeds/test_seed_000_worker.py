@@ -76,7 +76,7 @@ def quick_heartbeats(monkeypatch):
 
 @pytest.fixture
 def command_line(tmp_path, monkeypatch):
-    """``--config`` and overrides, as they stand in the shell behind ``python train.py``."""
+    """``--config`` and overrides, as they stand in the shell after ``python train.py``."""
     (tmp_path / "sft.json").write_text(json.dumps(CONFIG))
 
     def given(*overrides: str) -> list[str]:
@@ -117,7 +117,7 @@ class Reports:
         self.workers.append(worker)
 
 
-def told(server: StatusServer) -> list[tuple[str, int]]:
+def reported(server: StatusServer) -> list[tuple[str, int]]:
     return [(body["phase"], body["step"]) for body in server.bodies if body.get("kind") != "heartbeat"]
 
 
@@ -175,7 +175,7 @@ main(custom_logger_fns=[status_logger])
 def test_status_logger_of_the_document_sends_the_metrics_of_steps_and_validations(run_script, server):
     run_script(STATUS_LOGGER.replace("http://monitoring-server/api/status", server.url))
     drain()
-    assert told(server) == [("metrics", step) for step in (1, 2, 2, 3, 4, 4)]
+    assert reported(server) == [("metrics", step) for step in (1, 2, 2, 3, 4, 4)]
     assert {body["component"] for body in server.bodies} == {"My SFT Training"}
     sent = [(body["step"], body["metrics"]) for body in server.bodies]
     assert sent == [(row.step, row.values) for row in recorded()]
@@ -318,7 +318,7 @@ def test_hook_function_acts_on_the_training_through_the_worker(command_line):
     ],
     ids=["by_a_hook", "by_a_signal"],
 )
-def test_hook_function_that_stops_the_training_leaves_a_model_unless_it_goes_on_later(command_line, stop, saves_model):
+def test_hook_function_that_stops_the_training_leaves_a_model_unless_it_can_resume(command_line, stop, saves_model):
     argv = command_line("save_model=true")
     with contextlib.suppress(SystemExit):
         hl.main(hook_fns={"post_training_step_hook": stop}, argv=argv)
@@ -422,9 +422,9 @@ def test_hook_creators_of_the_document_report_metrics_validations_and_a_heartbea
     names = run_script(CREATORS.replace("http://localhost:8080/status", server.url))
     assert set(names["all_hooks"]) == set(TABLE)
     drain()
-    metrics = [step for phase, step in told(server) if phase == "metrics"]
+    metrics = [step for phase, step in reported(server) if phase == "metrics"]
     assert metrics == sorted([*range(1, 13), *range(2, 13, 2)])
-    others = [(phase, step) for phase, step in told(server) if phase != "metrics"]
+    others = [(phase, step) for phase, step in reported(server) if phase != "metrics"]
     validations = [(f"validation_{what}", step) for step in (2, 4, 6, 8, 10, 12) for what in ("starting", "complete")]
     heartbeat = [("training_heartbeat", 10)]
     assert others == [
@@ -485,7 +485,7 @@ def test_heartbeats_arrive_while_one_validation_batch_takes_longer_than_the_moni
     assert phases[-1] == "training_complete"
 
 
-def test_training_that_fails_is_told_as_failed_with_its_error(run_script, server):
+def test_training_that_fails_is_reported_as_failed_with_its_error(run_script, server):
     script = CREATORS.replace("http://localhost:8080/status", server.url)
     failing = "all_hooks = {**training_hooks, 'pre_training_step_hook': lambda worker, report_data: 1 / 0}\nmain("
     with pytest.raises(ZeroDivisionError):
@@ -494,7 +494,7 @@ def test_training_that_fails_is_told_as_failed_with_its_error(run_script, server
     assert server.bodies[-1]["message"] == "ZeroDivisionError: division by zero"
 
 
-def test_training_that_is_stopped_is_told_with_the_reason(run_script, server):
+def test_training_that_is_stopped_is_reported_with_the_reason(run_script, server):
     script = CREATORS.replace("http://localhost:8080/status", server.url)
     stop = """
 all_hooks["pre_training_step_hook"] = lambda worker, report_data: worker.trainer.request_stop("seen enough")

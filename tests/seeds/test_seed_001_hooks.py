@@ -593,7 +593,7 @@ def test_conditional_hook_asked_twice_at_one_step_decides_for_each_context():
     assert [manager.run_hooks(context) for context in contexts] == [{}, {"ran_at": 1001}, {}]
 
 
-def test_conditional_hook_in_a_run_is_told_the_lesson_and_the_metrics():
+def test_conditional_hook_in_a_run_receives_the_lesson_and_the_metrics():
     with hl.run(callbacks=[ConditionalHook()], strict=True, summary=False) as run:
         run.lesson_id = "advanced_lesson"  # type: ignore[attr-defined]
         for step_idx in run.steps(1004):

@@ -310,7 +310,7 @@ def test_migration_custom_hooks_instead_of_config_changes_each_record_their_eval
     worker.run(50)
     examples = [(step, row["eval/basic/examples"]) for step, row in recorded(worker, "eval", "eval/basic/")]
     assert examples == [(step, 2) for step in range(5, 51, 5)] + [(50, 3)]
-    beyond = [row for row in recorded(worker) if any("/basic/" in name for name in row[1])]
+    beyond = [row for row in recorded(worker) if any("eval/basic/" in name for name in row[1])]
     assert beyond == []
 
 

@@ -569,7 +569,7 @@ def test_documented_callback_keeps_its_arguments_and_its_docstring():
     assert callback.__doc__ == "Monitors training metrics and logs warnings."
 
 
-def test_error_handling_callback_logs_the_error_and_training_goes_on():
+def test_error_handling_callback_logs_the_error_and_training_continues():
     class ErrorHandlingCallback(Callback):
         def process_outputs(self, outputs):
             raise ValueError(f"loss is {outputs['loss']}")

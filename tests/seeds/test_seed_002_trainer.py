@@ -116,7 +116,7 @@ def test_basic_usage_config_with_a_collection_logs_metrics_and_shows_progress(ca
 
 def test_basic_usage_config_as_it_stands_says_what_is_missing():
     config = execute(ADDING)["config"]
-    with pytest.raises(hl.OptionError, match=r"How long to train\? Give the TrainerConfig epochs= or max_steps="):
+    with pytest.raises(hl.OptionError, match=r"The training has no end: give TrainerConfig"):
         hl.Trainer(torch.nn.Linear(10, 1), [1], config=config)
 
 
@@ -428,7 +428,7 @@ class TrainerAwareCallback(Callback):
 """  # noqa: W293 - as it stands
 
 
-def test_trainer_aware_callback_logs_and_saves_a_checkpoint_that_training_goes_on_from():
+def test_trainer_aware_callback_logs_and_saves_a_checkpoint_that_training_continues_from():
     trainer = train(execute(TRAINER_AWARE)["TrainerAwareCallback"]())
     assert rows_of(trainer, "custom_metric") == [(step, 42) for step in (1, 2, 3, 4)]
     assert [row.step for row in trainer.checkpoints if row.path == Path("path/to/checkpoint.pt")] == [1, 2, 3, 4]
@@ -612,7 +612,7 @@ class ErrorHandlingCallback(Callback):
 """
 
 
-def test_error_handling_callback_logs_the_error_as_text_and_training_goes_on():
+def test_error_handling_callback_logs_the_error_as_text_and_training_continues():
     trainer = train(execute(ERROR_HANDLING)["ErrorHandlingCallback"](), max_steps=2)
     message = "'ErrorHandlingCallback' object has no attribute 'process_outputs'"
     assert rows_of(trainer, "callback_error") == [(1, message), (2, message)]

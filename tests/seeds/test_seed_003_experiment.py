@@ -92,8 +92,8 @@ def test_seed_logger_keeps_the_whole_life_of_an_experiment(tmp_path):
     assert database.experiments["exp-1"]["done"]
     assert database.experiments["exp-1"]["arms"] == ["good", "bad"]
     assert database.groups == {name: {"of": "exp-1", "done": True} for name in ("group-0", "group-1")}
-    told = [(run["of"], run["key"], run["status"], run["error"], run["arm"]) for run in database.runs.values()]
-    assert told == [
+    reported = [(run["of"], run["key"], run["status"], run["error"], run["arm"]) for run in database.runs.values()]
+    assert reported == [
         (("exp-1", "group-0"), "good-r0", "completed", None, "good"),
         (("exp-1", "group-0"), "good-r1", "completed", None, "good"),
         (("exp-1", "group-1"), "bad-r0", "failed", "RuntimeError: diverged", "bad"),
@@ -107,7 +107,7 @@ def test_seed_logger_keeps_the_whole_life_of_an_experiment(tmp_path):
     assert database.predictions["run-0", "parity", None] == [("3", "1", 1.0), ("10", "1", 0.0)]
 
 
-def test_seed_in_loop_evaluation_is_also_told_to_the_loop_with_its_metrics(tmp_path):
+def test_seed_in_loop_evaluation_also_fires_in_the_loop_with_its_metrics(tmp_path):
     evals = []
 
     class Evals(Callback):

@@ -8,6 +8,8 @@ import sysconfig
 import tempfile
 import threading
 import time
+import urllib.request
+import uuid
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from hookline.server import WebServer
 
 SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
+PATIENCE_MS = 30_000
+"""How long a test waits for the page: much longer than needed, also while other tests use all cores."""
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
@@ -49,11 +53,41 @@ def serve(tmp_path):
 
 
 @pytest.fixture(scope="module")
+def s3():
+    """moto's S3, over HTTP on this machine; the variables of the environment that obstore finds it by."""
+    server = pytest.importorskip("moto.server", reason="tests of object stores need moto").ThreadedMotoServer(
+        ip_address="127.0.0.1", port=0, verbose=False
+    )
+    server.start()
+    host, port = server.get_host_and_port()
+    yield {
+        "AWS_ACCESS_KEY_ID": "key-of-a-test",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-a-test",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3, monkeypatch):
+    """The URL of a new bucket."""
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{uuid.uuid4().hex}"
+    request = urllib.request.Request(f"{s3['AWS_ENDPOINT_URL']}/{name}", method="PUT")
+    urllib.request.urlopen(request).close()
+    return f"s3://{name}/some/prefix"
+
+
+@pytest.fixture(scope="module")
 def browser():
     """Debian's Chromium, started once for a file of tests."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
     if not Path(CHROMIUM).exists():
         pytest.skip("browser tests need chromium")
+    sync_api.expect.set_options(timeout=PATIENCE_MS)
     with sync_api.sync_playwright() as playwright, tempfile.TemporaryDirectory() as home:
         context = playwright.chromium.launch_persistent_context(
             home, executable_path=CHROMIUM, args=FLAGS, viewport={"width": 1280, "height": 800}, accept_downloads=True
@@ -66,7 +100,7 @@ def browser():
 def page(browser):
     """A new tab; whatever the browser complains of in it fails the test."""
     tab, complaints = browser.new_page(), []
-    tab.set_default_timeout(20_000)
+    tab.set_default_timeout(PATIENCE_MS)
     tab.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     yield tab
@@ -96,17 +130,17 @@ def show(root, serve, page):
 
 @pytest.fixture
 def slow_write(monkeypatch):
-    """Has whoever writes to a journal wait: the events say that somebody does, and let them go on."""
-    waits, goes_on, write = threading.Event(), threading.Event(), os.pwrite
+    """Makes writers to a journal wait: the events say that one does, and let it continue."""
+    waits, may_continue, write = threading.Event(), threading.Event(), os.pwrite
 
     def gated(descriptor, data, offset):
         waits.set()
-        assert goes_on.wait(30)
+        assert may_continue.wait(120)
         return write(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", gated)
-    yield waits, goes_on
-    goes_on.set()
+    yield waits, may_continue
+    may_continue.set()
 
 
 @pytest.fixture
@@ -130,7 +164,7 @@ def start_process(tmp_path):
     yield start
     for process in started:
         process.terminate()
-        assert process.communicate(timeout=30)[1] == ""
+        assert process.communicate(timeout=60)[1] == ""
 
 
 @pytest.fixture

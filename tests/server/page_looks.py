@@ -1,4 +1,7 @@
-"""What tests ask a page about what it shows."""
+"""Helpers that read the content of a page in the browser."""
+
+PATIENCE_MS = 30_000
+"""How long a test waits for a drawing, for which there is no `expect`."""
 
 
 def panel(page, metric):
@@ -6,19 +9,38 @@ def panel(page, metric):
     return page.locator(f'.panel[data-metric="{metric}"]')
 
 
+def texts(page, selector):
+    """The texts of all elements that a selector finds now."""
+    return page.locator(selector).all_inner_texts()
+
+
 def is_drawn(page, metric):
-    """Whether anything coloured is on the canvas of a chart."""
-    return (
-        panel(page, metric)
-        .locator("canvas")
-        .evaluate(
-            """canvas => {
-            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-            for (let i = 0; i < data.length; i += 4)
-                if (data[i + 3] > 200 && Math.abs(data[i] - data[i + 2]) > 60) return true;
-            return false;
-        }"""
-        )
+    """Whether anything coloured is on the canvas of a chart, at the latest after some time."""
+    return panel(page, metric).evaluate(
+        """(panel, patience) => {
+            const isColoured = (canvas) => {
+                if (!canvas?.width || !canvas.height) return false;
+                const {width, height} = canvas;
+                const copy = new OffscreenCanvas(width, height).getContext("2d", {willReadFrequently: true});
+                copy.drawImage(canvas, 0, 0);
+                const data = copy.getImageData(0, 0, width, height).data;
+                for (let i = 0; i < data.length; i += 4) {
+                    const [red, green, blue] = data.subarray(i, i + 3);
+                    if (data[i + 3] > 200 && Math.max(red, green, blue) - Math.min(red, green, blue) > 30) return true;
+                }
+                return false;
+            };
+            return new Promise((done) => {
+                const end = performance.now() + patience;
+                const look = () => {
+                    if (isColoured(panel.querySelector("canvas"))) done(true);
+                    else if (performance.now() > end) done(false);
+                    else requestAnimationFrame(look);
+                };
+                look();
+            });
+        }""",
+        PATIENCE_MS,
     )
 
 

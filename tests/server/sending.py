@@ -5,7 +5,7 @@ import json
 import urllib.parse
 
 from hookline._record.records import Metrics, Status, encode
-from hookline.server.tokens import Tokens
+from hookline.server.root_tokens import Tokens
 
 WRITE, READ = "write-token-of-a-test", "read-token-of-a-test"
 TOKENS = Tokens(write=WRITE, read=READ)
@@ -14,7 +14,7 @@ FILE = "main-0000-1-abc-000000.jsonl"
 
 
 class Answer:
-    """What a server said."""
+    """A response of a server."""
 
     def __init__(self, status, headers, body):
         self.status, self.headers, self.body = status, headers, body
@@ -30,9 +30,9 @@ class Answer:
 
 
 def ask(server, method, path, *, body=None, token=WRITE, headers=None, **query):
-    """Make a request as it is given, without making anything of its path."""
+    """Send a request without normalizing its path."""
     address = urllib.parse.urlsplit(server if isinstance(server, str) else server.url)
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
     given = {"Authorization": f"Bearer {token}"} if token else {}
     text = urllib.parse.urlencode(query)
     try:
@@ -75,7 +75,7 @@ def status_of(word, time=1000.0, **data):
 
 
 def tree(root):
-    """Everything below a directory, with what is in it; but for the index, which reading makes."""
+    """All files below a directory with their content, except the index, which reading creates."""
     return {
         str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
         for path in sorted(root.rglob("*"))

@@ -27,6 +27,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from sending import FILE, ORIGIN, READ, TOKENS, WRITE, ask, claim, tree
 
+from hookline._record.records import Media, TableRows
 from hookline.server import WebServer
 from hookline.server.application import READ_ENDPOINTS
 
@@ -78,6 +79,8 @@ def recorded(tmp_path_factory):
     root.mkdir()
     repeats(root, arms=("low",), number=2, steps=5)
     more = [sample(1, "x", 1.0, rewards={"a": float("nan")}), line("y"), event("stop"), row(1, **{"hooks/a/calls": 1})]
+    more += [Media(step=1, name="journal", type="journal", data={"counts": [1], "low": 0, "high": 1})]
+    more += [TableRows(step=1, name="journal", table="journal", columns=["journal", "~"], rows=[[1, {"a": [None]}]])]
     finished_run(root, losses=[float("nan"), float("inf"), -1e308, 1e308], more=more)
     return root
 
@@ -154,7 +157,7 @@ def short(value):
     return [short(each) for each in value] if isinstance(value, list) else value
 
 
-def fits_its_document(server, examples, token_of):
+def check_against_document(server, examples, token_of):
     """Make requests for every operation, some as the document wants them and some not, and check the answers."""
     document = ask(server, "GET", "/api/openapi.json", token=READ).json
     schema = schemathesis.openapi.from_dict(short(document))
@@ -174,27 +177,27 @@ def fits_its_document(server, examples, token_of):
 
 
 def test_interface_for_reading_fits_its_document(server):
-    fits_its_document(server, lambda method: 6, lambda method: READ)
+    check_against_document(server, lambda method: 6, lambda method: READ)
 
 
 def test_interface_for_receiving_fits_its_document(receiver):
     examples = {"get": 2, "put": 12, "post": 12}
     outside = receiver.runs.root.parent
     before = set(outside.iterdir())
-    fits_its_document(receiver, lambda method: examples[method.lower()], lambda m: READ if m == "GET" else WRITE)
+    check_against_document(receiver, lambda method: examples[method.lower()], lambda m: READ if m == "GET" else WRITE)
     assert set(outside.iterdir()) == before
 
 
 def test_without_a_token_every_operation_is_refused_as_its_document_says(receiver):
     before = tree(receiver.runs.root)
-    fits_its_document(receiver, lambda method: 2, lambda method: "x" * 20)
+    check_against_document(receiver, lambda method: 2, lambda method: "x" * 20)
     assert tree(receiver.runs.root) == before
 
 
 def test_made_up_requests_leave_the_memory_of_the_server_flat(served):
     process, resident = psutil.Process(served.pid), []
     for _ in range(3):  # the first one fills caches
-        fits_its_document(served, lambda method: 4, lambda method: WRITE)
+        check_against_document(served, lambda method: 4, lambda method: WRITE)
         resident.append(process.memory_info().rss >> 20)
     assert resident[-1] - resident[0] < 16
 

@@ -1,8 +1,12 @@
-"""What the page computes: numbers as text, ranges of axes, files; run in the browser that runs the page."""
+"""The page's computations: numbers as text, ranges of axes, files; run in the page's browser."""
+
+import json
+from pathlib import Path
 
 import pytest
 from page_runs import finished_run
 
+from hookline.cli.runs.text import bytes_text
 from hookline.server import WebServer
 
 
@@ -40,6 +44,38 @@ def call(browser, tmp_path_factory):
 )
 def test_number_is_shown_with_four_digits_and_a_real_minus(call, value, text):
     assert call("format", "number", value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (5e15, "5000.0 TB")]
+)
+def test_size_is_shown_in_powers_of_1000_as_on_the_command_line(call, count, text):
+    assert (call("format", "bytes", count), bytes_text(int(count))) == (text, text)
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 runs"), (1, "1 run"), (1200, "1,200 runs")])
+def test_noun_is_singular_for_one(call, count, text):
+    assert call("format", "plural", count, "run") == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (0.03, 0.96, ["0.2", "0.4", "0.6", "0.8"]),
+        (-1, 1, ["\u22121", "\u22120.5", "0", "0.5", "1"]),
+        (0.00011, 0.00029, ["1.5e\u22124", "2e\u22124", "2.5e\u22124"]),
+        (3, 3, []),
+    ],
+)
+def test_ticks_are_round_values_within_the_range(call, low, high, texts):
+    assert [tick["text"] for tick in call("chart_scales", "roundTicks", low, high)] == texts
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "places"), [(4, 6, [0, 1, 2, 3]), (30, 6, [0, 6, 12, 17, 23, 29]), (1, 6, [0]), (9, 1, [8])]
+)
+def test_labelled_places_are_the_ends_and_evenly_spaced_ones(call, count, most, places):
+    assert call("histogram_canvas", "evenly", count, most) == places
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.21, "3.2 s"), (75, "75 s"), (600, "10 min"), (9000, "2 h 30 min")])
@@ -85,7 +121,7 @@ def named(run_id, name, experiment=None):
     return {"id": run_id, "project": run_id.split("/")[0], "name": name, "experiment": experiment}
 
 
-def test_runs_of_one_name_are_told_apart_by_a_part_of_the_id(call):
+def test_runs_of_one_name_are_distinguished_by_a_part_of_the_id(call):
     runs = [
         named("p/2026-01-02-calm-fox-1", "twin"),
         named("p/2026-01-02-shy-owl-2", "twin"),
@@ -153,3 +189,51 @@ def test_group_of_runs_is_named_by_what_sets_it_apart(call):
 def test_request_names_as_many_runs_as_the_server_takes(call, length, count):
     assert len(call("api", "firstRuns", ["r" * length] * 600)) == count
     assert len(call("api", "firstRuns", ["r" * length] * 100)) == 100
+
+
+@pytest.mark.parametrize(
+    ("ids", "newer", "runs"),
+    [
+        (["b"], [("b", 9)], [("a", 1), ("b", 9), ("c", 3)]),
+        (["b"], [], [("a", 1), ("c", 3)]),
+        (["d"], [("d", 4)], [("a", 1), ("b", 2), ("c", 3), ("d", 4)]),
+        (["a", "c"], [("c", 7), ("a", 8)], [("a", 8), ("b", 2), ("c", 7)]),
+    ],
+)
+def test_lines_of_some_runs_are_replaced_in_their_places(call, ids, newer, runs):
+    def found(lines):
+        rows = [{"run": run, "name": "loss", "axis": "train", "points": points} for run, points in lines]
+        return {"kind": "lines", "by": "run", "rows": rows, "problem": ""}
+
+    merged = call("metric_lines", "withRuns", found([("a", 1), ("b", 2), ("c", 3)]), ids, found(newer))
+    assert [(line["run"], line["points"]) for line in merged["rows"]] == runs
+
+
+def test_vendored_libraries_have_the_versions_of_package_json_and_a_licence():
+    root = Path(__file__).parents[2]
+    vendor = root / "src/hookline/server/static/vendor"
+    versions = json.loads((root / "package.json").read_text())["dependencies"]
+    named = set()
+    for path in [*vendor.rglob("*.js"), *vendor.rglob("*.css")]:
+        first = path.read_text().partition("\n")[0]
+        package, version = first.removesuffix(" */").split()[-2:]
+        assert versions[package] == version, f"{path.name}: run make vendor"
+        named.add(package)
+    licences = {path.name.partition("-")[2] for path in vendor.glob("LICENSE-*")}
+    assert named == set(versions)
+    assert {package.removeprefix("@").replace("/", "-") for package in named} <= licences
+
+
+def test_colours_of_runs_in_a_row_differ_and_do_not_depend_on_later_runs(call):
+    runs = [{"id": f"p/r{number}", "project": "p", "started": 1e9 + number} for number in range(40)]
+    call("theme", "assignRunColours", runs)
+    all_of_them = [call("theme", "colourOf", run["id"]) for run in runs]
+    call("theme", "assignRunColours", runs[12::-1])
+    assert [call("theme", "colourOf", run["id"]) for run in runs[:13]] == all_of_them[:13]
+    assert all(len(set(all_of_them[first : first + 6])) == 6 for first in range(35))
+
+
+def test_range_of_a_smoothed_constant_is_that_of_the_constant(call):
+    values = [0.7, 0.7000000000000001, 0.7]
+    found = call("chart_scales", "valueRange", values, {"isLog": False, "leavesOut": True})
+    assert (found["low"], found["high"]) == (pytest.approx(0.63), pytest.approx(0.77))

@@ -77,8 +77,8 @@ def leave_only_journals(home):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What the page says of an experiment where it was made, and what a server says that its runs were sent to."""
+def reported(tmp_path_factory):
+    """The page of an experiment on its own machine, and on a server that received its runs."""
     home, central = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("central")
     send_letters(central, home)
     with WebServer(central, tokens=TOKENS) as server:
@@ -91,18 +91,18 @@ def told(tmp_path_factory):
     return local, received, left
 
 
-def test_received_experiment_is_shown_as_where_it_was_made(told):
-    local, received, _ = told
+def test_received_experiment_is_shown_as_where_it_was_made(reported):
+    local, received, _ = reported
     assert received == local
 
 
-def test_experiment_whose_results_were_not_written_down_is_shown_from_its_journals(told):
-    local, _, left = told
+def test_experiment_whose_results_were_not_written_down_is_shown_from_its_journals(reported):
+    local, _, left = reported
     assert left == local
 
 
-def test_received_experiment_has_arms_differences_benchmarks_and_predictions(told):
-    experiments, whole, *_, bands, predictions, _ = told[1]
+def test_received_experiment_has_arms_differences_benchmarks_and_predictions(reported):
+    experiments, whole, *_, bands, predictions, _ = reported[1]
     assert experiments["experiments"][0]["statuses"] == {"finished": 4}
     assert (whole["metric"], whole["mode"], whole["problems"]) == ("echo/right", "max", [])
     assert [(row["arm"], row["n"], row["std"] is not None) for row in whole["table"]] == [
@@ -132,7 +132,7 @@ def test_run_that_failed_counts_as_failed_from_its_journal_alone(tmp_path):
     ]
 
 
-def test_run_that_goes_on_after_its_result_has_none_until_it_ends_again(tmp_path):
+def test_run_that_continues_after_its_result_has_none_until_it_ends_again(tmp_path):
     letters(tmp_path, repeats=1)
     leave_only_journals(tmp_path)
     with hl.run("slow-r0", project="letters", root=tmp_path, resume=tmp_path / "letters/slow-r0", summary=False) as run:

@@ -1,9 +1,10 @@
-"""Receiving runs: what is sent is kept as an ordinary run, once, in order, whatever happens in between."""
+"""Receiving runs: records are stored as an ordinary run, once and in order, despite faults."""
 
 import errno
 import fcntl
 import itertools
 import json
+import logging
 import os
 import threading
 import time
@@ -13,8 +14,11 @@ from page_runs import finished_run
 from sending import FILE, ORIGIN, OTHER, READ, TOKENS, WRITE, ask, beat, claim, home, put, rows_of, status_of
 
 import hookline as hl
+from hookline.server import endpoint
 from hookline.server.application import LOG_SECONDS, DiskFaults
-from hookline.server.tokens import OptionalTokens, Tokens, resolve_tokens
+from hookline.server.endpoint import WriteContext
+from hookline.server.limits import RecentSenders
+from hookline.server.root_tokens import OptionalTokens, Tokens, resolve_tokens
 from hookline.store.run_summary import Liveness
 from hookline.store.store import open_store
 
@@ -54,7 +58,7 @@ def test_server_on_a_file_system_without_locks_receives_runs(root, serve, monkey
     assert [record.step for record in hl.read(root / "p" / "r0")] == [1, 2]
 
 
-def test_append_goes_on_where_the_claim_says_and_repeats_are_harmless(root, receiving):
+def test_append_continues_where_the_claim_says_and_repeats_are_harmless(root, receiving):
     claim(receiving)
     assert put(receiving, TWO).facts == (200, {"offset": len(TWO)})
     assert put(receiving, TWO).facts == (200, {"offset": len(TWO)})
@@ -136,6 +140,30 @@ def test_beating_run_is_running_and_one_that_stops_is_killed(root, receiving):
     assert status(root, later=1000) == "finished"
 
 
+def test_beating_runs_that_are_very_many_may_be_silent_for_longer(root, receiving, monkeypatch):
+    monkeypatch.setattr(endpoint, "BEATS_PER_SECOND", 0.1)  # as if they were five hundred times as many
+    for name in ("r0", "r1"):
+        claim(receiving, name)
+        put(receiving, status_of("running", num_steps=5) + TWO, run=name)
+    answers = [beat(receiving, run=name).json["every_seconds"] for name in ("r0", "r1", "r0")]
+    assert answers == [10.0, 20.0, 20.0]
+    assert (status(root, later=59), status(root, later=61)) == ("running", "killed")
+
+
+def test_heartbeats_of_any_number_of_runs_come_at_a_limited_rate():
+    context = WriteContext(None, None, None, None, None)  # counts names only
+    seconds = {count: context.beat_seconds(f"p/{count}", 5.0) for count in range(1, 2501)}
+    changes = [count for count in range(2, 2501) if seconds[count] != seconds[count - 1]]
+    assert (changes, sorted(set(seconds.values()))) == ([251, 501, 1001], [5.0, 10.0, 20.0, 40.0])
+    assert context.beat_seconds("p/1", 300.0) == 300.0
+
+
+def test_senders_count_for_some_time_after_a_request():
+    senders = RecentSenders(10.0)
+    counts = [senders.count(name, now) for now, name in enumerate(["a", "b", "a", "c"])]
+    assert (counts, senders.count("a", 12.5), senders.count("a", 100.0)) == ([1, 2, 2, 3], 2, 1)
+
+
 def test_beating_run_that_makes_no_progress_is_stalled_whatever_its_clock_says(root, receiving):
     claim(receiving)
     put(receiving, TWO + status_of("heartbeat", time=1300.0))
@@ -153,7 +181,7 @@ def test_beats_and_appends_move_the_last_sign_of_life(root, receiving):
     assert json.loads(path.read_text())["every_seconds"] == 5.0
 
 
-def test_restarted_server_goes_on_with_the_same_senders(root, serve):
+def test_restarted_server_continues_with_the_same_senders(root, serve):
     first = serve(root, tokens=TOKENS)
     claim(first)
     put(first, TWO)
@@ -161,6 +189,17 @@ def test_restarted_server_goes_on_with_the_same_senders(root, serve):
     second = serve(root, tokens=TOKENS)
     assert put(second, rows_of(1, first=3), len(TWO)).facts == (200, {"offset": len(rows_of(3))})
     assert beat(second).status == 200
+
+
+def test_server_leaves_the_log_files_of_the_program_alone(root, serve, tmp_path):
+    program, handler = logging.getLogger("a program"), logging.FileHandler(tmp_path / "own.log", mode="w")
+    program.addHandler(handler)
+    program.warning("before")
+    serve(root)
+    program.warning("after")
+    program.removeHandler(handler)
+    handler.close()
+    assert (tmp_path / "own.log").read_text() == "before\nafter\n"
 
 
 def test_two_servers_on_one_root_write_each_line_once(root, serve):
@@ -210,7 +249,7 @@ def test_run_that_was_deleted_is_claimed_again_from_the_beginning(root, receivin
     assert claim(receiving).json == {"files": {}}
 
 
-def test_full_disk_is_told_and_leaves_no_piece_of_a_line(root, receiving, monkeypatch):
+def test_full_disk_is_reported_and_leaves_no_piece_of_a_line(root, receiving, monkeypatch):
     claim(receiving)
     write = os.pwrite
 
@@ -227,7 +266,7 @@ def test_full_disk_is_told_and_leaves_no_piece_of_a_line(root, receiving, monkey
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE])
-def test_disk_that_cannot_be_used_is_told_and_logged_in_one_line(receiving, monkeypatch, caplog, number):
+def test_disk_that_cannot_be_used_is_reported_and_logged_in_one_line(receiving, monkeypatch, caplog, number):
     claim(receiving)
 
     def broken(descriptor, data, offset):

@@ -18,15 +18,23 @@ from waiting import wait_until
 import hookline as hl
 from hookline._engine.errors import ConfigError, OptionError
 from hookline.cli import app
-from hookline.cli.serve import sinks_line, without_tokens
-from hookline.server.tokens import TOKENS_FILE, OptionalTokens, Tokens, load_tokens, resolve_tokens, tokens_from_file
+from hookline.cli.serve import parse_bytes, sinks_line, without_tokens
+from hookline.server.root_tokens import (
+    TOKENS_FILE,
+    OptionalTokens,
+    Tokens,
+    load_tokens,
+    resolve_tokens,
+    tokens_from_file,
+)
+from hookline.server.tokens import TokenStore, default_tokens_file
 from hookline.server.web_server import allowed_name
 
 SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
 
 
 class Served:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     def __init__(self, directory, *options, **environment):
         command = [SCRIPT, "serve", "runs", "--port", "0", "--json", *options]
@@ -45,7 +53,7 @@ class Served:
 
     def end(self, with_signal=signal.SIGINT):
         self.process.send_signal(with_signal)
-        return self.process.communicate(timeout=30)
+        return self.process.communicate(timeout=100)
 
 
 def test_token_on_the_command_line_works_and_is_seen_by_nobody(tmp_path):
@@ -60,7 +68,33 @@ def test_token_on_the_command_line_works_and_is_seen_by_nobody(tmp_path):
     assert not (tmp_path / "runs" / TOKENS_FILE).exists()
 
 
-def test_server_killed_while_it_writes_goes_on_with_the_same_token_and_loses_nothing(tmp_path):
+def test_token_of_a_tokens_file_works_until_it_is_revoked_without_a_restart(tmp_path):
+    def tokens(*arguments):
+        command = [SCRIPT, "tokens", *arguments, "--tokens", "secrets.json", "--json"]
+        return json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout)
+
+    created = tokens("create", "cluster", "--role", "write", "--project", "p")
+    served = Served(tmp_path, "--tokens", "secrets.json", HOOKLINE_WRITE_TOKEN=WRITE)
+    statuses = [claim(served, project=project, token=created["token"]).status for project in ("p", "q")]
+    proc = Path(f"/proc/{served.process.pid}")
+    seen = proc.joinpath("cmdline").read_bytes() + proc.joinpath("environ").read_bytes()
+    tokens("revoke", created["id"])
+    wait_until(lambda: claim(served, token=created["token"]).status == 401)
+    out, errors = served.end()
+    assert (statuses, errors) == ([200, 403], "")
+    assert created["token"].encode() not in seen + out.encode()
+
+
+@pytest.mark.parametrize(("role", "is_needed"), [("read", True), ("write", False)])
+def test_serve_says_that_viewing_needs_a_token_if_the_tokens_file_has_one_for_it(tmp_path, role, is_needed):
+    TokenStore(default_tokens_file(tmp_path / "runs")).create("somebody", roles=[role])
+    served = Served(tmp_path, HOOKLINE_WRITE_TOKEN=WRITE)
+    status = ask(served, "GET", "/api/runs", token=None).status
+    served.end()
+    assert (served.facts["reading_needs_token"], status) == (is_needed, 401 if is_needed else 200)
+
+
+def test_server_killed_while_it_writes_continues_with_the_same_token_and_loses_nothing(tmp_path):
     first = Served(tmp_path)
     token = first.facts["made"]["write"]
     whole = rows_of(20_000)
@@ -69,7 +103,7 @@ def test_server_killed_while_it_writes_goes_on_with_the_same_token_and_loses_not
     taken = threading.Semaphore(0)
 
     def send():
-        for begin, end in itertools.pairwise(cuts):
+        for begin, end in itertools.pairwise(cuts[:-1]):  # never all of it
             try:
                 assert put(first, whole[begin:end], begin, token=token).status == 200
             except (OSError, EOFError):
@@ -115,7 +149,7 @@ def test_name_of_a_proxy_that_is_allowed_is_answered(tmp_path):
     assert statuses == [200, 421]
 
 
-def test_name_of_a_proxy_with_a_port_is_answered_and_told_with_it(tmp_path):
+def test_name_of_a_proxy_with_a_port_is_answered_and_printed_with_it(tmp_path):
     served = Served(tmp_path, "--allow-host", "Runs.example:8443", "--token", WRITE, "--read-token", READ)
     hosts = ("runs.example:8443", "runs.example")
     statuses = [ask(served, "GET", "/api/runs", token=READ, headers={"Host": host}).status for host in hosts]
@@ -185,12 +219,17 @@ def test_file_of_tokens_with_an_empty_one_is_refused(tmp_path, text):
         tokens_from_file(tmp_path / "tokens")
 
 
-def test_run_without_progress_is_stalled_after_the_seconds_that_were_given(tmp_path):
+def run_statuses(served):
+    return [run["status"] for run in ask(served, "GET", "/api/runs").json["runs"]]
+
+
+def test_run_without_progress_is_stalled_after_the_given_seconds(tmp_path):
     served = Served(tmp_path, "--stall-seconds", "0.1", "--token", WRITE)
     claim(served)
     put(served, rows_of(3))
     beat(served, every_seconds=600)
-    wait_until(lambda: [run["status"] for run in ask(served, "GET", "/api/runs").json["runs"]] == ["stalled"])
+    wait_until(lambda: run_statuses(served) not in ([], ["running"]))
+    assert run_statuses(served) == ["stalled"]
     served.end()
 
 
@@ -318,3 +357,17 @@ def test_command_line_is_the_same_without_its_tokens():
 def test_line_for_a_trainer_is_yaml():
     parsed = yaml.safe_load(sinks_line("http://box:8765"))
     assert parsed == {"sinks": [{"hookline": {"url": "http://box:8765", "token": "${HOOKLINE_TOKEN}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1000", 1000), ("5GiB", 5 << 30), ("500 MB", 500_000_000), ("1.5k", 1500), ("2tib", 2 << 40), ("7B", 7)],
+)
+def test_size_of_an_option_is_parsed(text, size):
+    assert parse_bytes("--max-blob", text) == size
+
+
+@pytest.mark.parametrize("option", ["--max-blob", "--max-run-blobs", "--max-blobs", "--keep-free"])
+def test_option_that_is_no_size_is_an_error(option, tmp_path):
+    ended = CliRunner().invoke(app, ["serve", str(tmp_path / "runs"), option, "many"])
+    assert (ended.exit_code, f"{option}='many': give a number of bytes" in ended.output) == (2, True)

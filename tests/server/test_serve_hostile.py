@@ -16,9 +16,10 @@ from sending import FILE, ORIGIN, READ, TOKENS, WRITE, ask, claim, home, put, ro
 
 from hookline._engine.errors import ConfigError, OptionError
 from hookline.server import WebServer
+from hookline.server.application import ACTIONS
 from hookline.server.limits import MAX_UNPACKED_BYTES, Body, BodyLimits
 from hookline.server.received_runs import check_lines
-from hookline.server.tokens import Tokens
+from hookline.server.root_tokens import Tokens
 
 NAMES = [
     *("..", ".", "...", ".hidden", ".hookline", "%2e%2e", "a%2fb", "..%2f..%2fetc", "%2fetc", "a%5cb", "a%00", "%00"),
@@ -39,7 +40,7 @@ def home_root(tmp_path_factory):
 def hostile(home_root):
     """A server for requests that it must refuse."""
     finished_run(home_root)
-    bodies = BodyLimits(chunk_seconds=0.3, body_seconds=5.0)
+    bodies = BodyLimits(chunk_seconds=1.0, body_seconds=5.0)
     with WebServer(home_root, tokens=TOKENS, bodies=bodies) as server:
         claim(server, "taken")
         yield server
@@ -143,7 +144,7 @@ def test_page_elsewhere_can_neither_write_nor_log_in(hostile):
 
 
 def logged_in(server, **headers):
-    """The cookie that a browser gets for the read token, as it is sent back."""
+    """The cookie that a browser gets for the read token and sends back."""
     given = {"Content-Type": "application/json"} | headers
     answer = ask(server, "POST", "/api/login", body=json.dumps({"token": READ}), token=None, headers=given)
     assert answer.status == 200
@@ -229,7 +230,7 @@ def test_numbers_of_files_that_no_journal_reaches_are_refused(hostile, number):
     assert put(hostile, rows_of(1), run="taken", file=f"main-0000-1-abc-{number}.jsonl").status == 400
 
 
-def test_numbers_of_files_with_a_gap_are_told_in_few_words(root, serve):
+def test_numbers_of_files_with_a_gap_are_reported_briefly(root, serve):
     server = serve(root, tokens=Tokens(WRITE))
     claim(server)
     put(server, rows_of(1) + status_of("finished"), file="main-0000-1-abc-999999.jsonl")
@@ -245,7 +246,7 @@ def test_line_of_many_megabytes_is_taken_packed(root, serve):
     assert answer.facts == (200, {"offset": len(line)})
 
 
-def test_body_that_is_unpacked_and_checked_takes_up_little_more_than_its_size():
+def test_body_that_is_unpacked_and_checked_needs_little_more_memory_than_its_size():
     lines = b'{"text":"' + "\N{ROCKET}".encode() + b"x" * (8 << 20) + b'","rows":[' + b"[]," * 400_000 + b"0]}\n"
     body = Body(BodyLimits(), gzip.compress(lines, 1))
     tracemalloc.start()
@@ -322,7 +323,7 @@ def test_connection_that_asks_for_nothing_more_is_let_go(hostile, begun):
 def let_go_after_an_answer(server, begun=b"GET"):
     """Ask for something once, and begin to ask again; the status of the answer, once the connection was closed."""
     address = urllib.parse.urlsplit(server.url)
-    with socket.create_connection((address.hostname, address.port), timeout=4) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=12) as connection:
         connection.sendall(b"GET /api/openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         answer = http.client.HTTPResponse(connection)
         answer.begin()
@@ -333,19 +334,19 @@ def let_go_after_an_answer(server, begun=b"GET"):
 
 
 def test_connection_that_waits_for_an_answer_is_kept(root, serve, slow_write):
-    waits, goes_on = slow_write
-    server = serve(root, tokens=Tokens(WRITE), bodies=BodyLimits(chunk_seconds=0.1))
+    waits, may_continue = slow_write
+    server = serve(root, tokens=Tokens(WRITE), bodies=BodyLimits(chunk_seconds=0.5))
     claim(server)
     with ThreadPoolExecutor(1) as sender:
         answer = sender.submit(put, server, rows_of(1))
         assert waits.wait(30)
         let_go_after_an_answer(server)  # by now the other one has been looked at as often
-        goes_on.set()
+        may_continue.set()
         assert answer.result().status == 200
 
 
 def test_bodies_count_until_they_are_written(root, serve, slow_write):
-    waits, goes_on = slow_write
+    waits, may_continue = slow_write
     bodies, lines = BodyLimits(total_bytes=1000), rows_of(8)
     assert 500 < len(lines) < 1000
     server = serve(root, tokens=Tokens(WRITE), bodies=bodies)
@@ -354,7 +355,7 @@ def test_bodies_count_until_they_are_written(root, serve, slow_write):
         answer = sender.submit(put, server, lines)
         assert waits.wait(30)
         refused = put(server, lines, run="r1").status
-        goes_on.set()
+        may_continue.set()
         assert (refused, answer.result().status) == (503, 200)
     assert put(server, lines, run="r1").status == 200
 
@@ -460,12 +461,16 @@ def test_server_that_others_reach_needs_a_read_token(root, options):
         WebServer(root, tokens=Tokens(WRITE), **options)
 
 
-def test_ui_has_no_address_to_write_to(root, serve):
+def test_ui_has_no_address_to_write_to_but_for_actions(root, serve):
     finished_run(root)
     server = serve(root)
     before = tree(root)
     for method, path in (("PUT", home("new")), ("POST", "/api/status"), ("POST", "/api/login")):
         assert ask(server, method, path, body="{}", origin=ORIGIN).status == 405
     document = ask(server, "GET", "/api/openapi.json").json
-    assert {method for path in document["paths"].values() for method in path} == {"get"}
+    writes = {path for path, methods in document["paths"].items() if set(methods) != {"get"}}
+    assert writes == {action.path for action in ACTIONS}
+    for path in writes:
+        headers = {"Content-Type": "application/json"}  # as another site can send it
+        assert ask(server, "POST", path, body="{}", headers=headers).status == 403
     assert tree(root) == before

@@ -1,5 +1,6 @@
 """What a client can cost the server before it has shown a token: bytes, headers, connections, streams, time."""
 
+import asyncio
 import contextlib
 import http.client
 import itertools
@@ -17,8 +18,8 @@ from waiting import wait_until
 
 from hookline._record.records import Metrics, encode
 from hookline.server.connections import DISCARDED_BYTES, ConnectionLimits
-from hookline.server.limits import BodyLimits, NamesError, metric_names
-from hookline.server.tokens import Tokens
+from hookline.server.limits import BodyError, BodyLimits, NamesError, UploadSlots, metric_names
+from hookline.server.root_tokens import Tokens
 
 HOST = b"Host: 127.0.0.1\r\n"
 
@@ -107,7 +108,7 @@ def test_idle_connections_make_room_and_those_of_the_busiest_client_first(root, 
 
 
 def test_connections_with_requests_under_way_are_kept_and_others_refused(root, serve, slow_write):
-    waits, goes_on = slow_write
+    waits, may_continue = slow_write
     server = serve(root, tokens=Tokens(WRITE), limits=ConnectionLimits(connections=8))
     runs = [f"r{number}" for number in range(8)]
     assert {claim(server, run).status for run in runs} == {200}
@@ -119,7 +120,7 @@ def test_connections_with_requests_under_way_are_kept_and_others_refused(root, s
             waits.clear()
         with connected(server) as connection:
             assert answer_to(connection).status == 503
-        goes_on.set()
+        may_continue.set()
         assert [answer.result().status for answer in answers] == [200] * 8
 
 
@@ -135,7 +136,7 @@ def test_body_without_end_of_a_sender_without_a_token_is_not_taken(root, serve):
 
 def test_body_that_nobody_waits_for_is_given_little_time(root, serve):
     head = b"PUT /api/journals/p/r0 HTTP/1.1\r\n" + HOST + b"Content-Length: 100\r\n\r\n"
-    with connected(serve(root, tokens=TOKENS, bodies=BodyLimits(chunk_seconds=0.2))) as connection:
+    with connected(serve(root, tokens=TOKENS, bodies=BodyLimits(chunk_seconds=1.0))) as connection:
         answer = answer_to(connection, head)
         assert (answer.status, answer.read() != b"", connection.recv(1)) == (401, True, b"")
 
@@ -156,13 +157,14 @@ def test_body_in_tiny_chunks_is_refused(root, serve):
         assert connection.recv(1) == b""
 
 
-def test_client_that_reads_nothing_is_let_go(root, serve):
+def test_client_that_reads_nothing_is_disconnected(root, serve):
     server = serve(root, limits=ConnectionLimits(stalled_seconds=0.1))
     with connected(server) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall((b"GET /static/js/chart.js HTTP/1.1\r\n" + HOST + b"\r\n") * 2000)
         own = connection.getsockname()[1]
         wait_until(lambda: own not in {each.raddr.port for each in psutil.Process().net_connections() if each.raddr})
+    assert ask(server, "GET", "/api/runs").status == 200  # and serves others
 
 
 def row_of(*names, step=1):
@@ -238,3 +240,57 @@ def test_flood_of_raw_bytes_leaves_memory_and_descriptors_flat_and_honest_client
                 break
     wait_until(lambda: process.num_fds() <= descriptors + 20)  # threads that answer keep some of the index
     assert (peak - resident) >> 20 < 48
+
+
+async def upload(slots, client, chunks, begun, ends):
+    """Receives an upload whose client sends no more after its chunks; its result, or the status of its refusal."""
+
+    async def sent():
+        for chunk in chunks:
+            yield chunk
+        begun.set()
+        await ends.wait()
+
+    try:
+        with slots.hold(client) as slot:
+            return b"".join([chunk async for chunk in slot.receive(sent(), chunk_seconds=60, seconds=60)])
+    except BodyError as error:
+        return error.status, str(error)
+
+
+def test_new_upload_replaces_the_slowest_one_if_all_places_are_in_use():
+    async def scenario():
+        slots, ends = UploadSlots(3, per_client=2, grace_seconds=0.0), asyncio.Event()
+        tasks = []
+        for client, chunks in (("a", [b"x" * 100]), ("b", []), ("c", [b"x" * (100 << 20)])):
+            begun = asyncio.Event()
+            tasks.append(asyncio.create_task(upload(slots, client, chunks, begun, ends)))
+            await begun.wait()
+        begun = asyncio.Event()
+        tasks.append(asyncio.create_task(upload(slots, "d", [b"new"], begun, ends)))
+        await begun.wait()
+        ends.set()
+        return [each if isinstance(each, tuple) else len(each) for each in await asyncio.gather(*tasks)]
+
+    replaced = 408, "The file made room for another one after 0 bytes. Send it again."
+    assert asyncio.run(scenario()) == [100, replaced, 100 << 20, 3]
+
+
+def test_upload_is_refused_if_all_places_are_in_use_by_fast_ones():
+    async def scenario():
+        slots, ends = UploadSlots(2, per_client=2), asyncio.Event()
+        tasks = []
+        for _ in range(2):
+            begun = asyncio.Event()
+            tasks.append(asyncio.create_task(upload(slots, "a", [b"x"], begun, ends)))
+            await begun.wait()
+        refused = [await upload(slots, client, [b"new"], asyncio.Event(), ends) for client in ("a", "b")]
+        ends.set()
+        return refused, await asyncio.gather(*tasks), await upload(slots, "b", [b"new"], asyncio.Event(), ends)
+
+    refused, complete, later = asyncio.run(scenario())
+    assert refused == [
+        (503, "You are sending 2 files already. Try again when one is complete."),
+        (503, "Too many files are being sent at once. Try again in a moment."),
+    ]
+    assert (complete, later) == ([b"x", b"x"], b"new")

@@ -12,10 +12,10 @@ from hookline._record.records import Event, Metrics, Status
 from hookline._record.segment import JournalFile
 from hookline.server import status_runs
 from hookline.server.received_runs import ReceivedRuns
+from hookline.server.root_tokens import Tokens
 from hookline.server.status_runs import StatusRuns
-from hookline.server.tokens import Tokens
 from hookline.sinks.run_progress import RunMetadata, RunProgress
-from hookline.sinks.status_formats import FORMATS, Message
+from hookline.sinks.status import FORMATS, Message
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def test_tao_lines_become_statuses_and_metrics(root, monitor):
         {"status": "FAILURE", "verbosity": "ERROR", "message": "no memory"},
     ]
     assert post(monitor, *lines, run="night", project="tao").status == 200
-    told = [
+    reported = [
         (type(record).__name__, getattr(record, "status", None) or record.values)
         for record in recorded(root, "tao/night")
     ]
-    assert told == [
+    assert reported == [
         ("Status", "running"),
         ("Status", "running"),
         ("Metrics", {"loss": 0.5}),
@@ -74,12 +74,52 @@ def test_tao_lines_become_statuses_and_metrics(root, monitor):
 def test_trainer_status_of_kubeflow_becomes_progress_and_metrics(root, monitor):
     metrics = [{"name": "currentStep", "value": "40"}, {"name": "totalSteps", "value": "80"}]
     metrics += [{"name": "loss", "value": "0.25"}, {"name": "mode", "value": "fast"}]
-    told = {"progressPercentage": 50, "metrics": metrics, "lastUpdatedTime": "2026-11-15T12:00:00Z"}
-    assert post(monitor, {"trainerStatus": told}, run="job").status == 200
+    reported = {"progressPercentage": 50, "metrics": metrics, "lastUpdatedTime": "2026-11-15T12:00:00Z"}
+    assert post(monitor, {"trainerStatus": reported}, run="job").status == 200
     [run] = hl.runs(root)
     assert (run.step, run.num_steps, run.metrics) == (40, 80, {"loss": 0.25, "mode": "fast"})
     post(monitor, {"trainerStatus": {"progressPercentage": 100}}, run="job")
     assert hl.runs(root).latest().status == "finished"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "api/status?project=jobs&run=finetune",
+        "apis/trainer.kubeflow.org/v1alpha1/namespaces/jobs/trainjobs/finetune/status",
+    ],
+    ids=["status", "trainjob"],
+)
+def test_trainer_of_hugging_face_in_a_trainjob_reports_to_the_server_by_itself(
+    root, monitor, tmp_path, monkeypatch, path
+):
+    transformers = pytest.importorskip("transformers")
+    import torch
+    from transformers.integrations import KubeflowCallback
+
+    (tmp_path / "token").write_text(f"{WRITE}\n")
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"{monitor.url}{path}")
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
+    monkeypatch.setattr(KubeflowCallback, "_MIN_UPDATE_INTERVAL", 0.0)  # it reports every five seconds
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return {"loss": ((self.weight - x) ** 2).mean()}
+
+    options = {"output_dir": str(tmp_path / "out"), "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(max_steps=4, logging_steps=2, save_strategy="no", **options)
+    data = [{"x": torch.ones(1)} for _ in range(8)]
+    transformers.Trainer(Model(), arguments, train_dataset=data).train()
+    [run] = hl.runs(root)
+    assert (run.id, run.status, run.step, run.num_steps) == ("jobs/finetune", "finished", 4, 4)
+    found = [record for record in recorded(root, "jobs/finetune") if isinstance(record, Metrics)]
+    assert [record.step for record in found] == [1, 2, 3, 4, 4]
+    assert {"loss", "learning_rate", "grad_norm", "epoch"} <= found[-2].values.keys()
+    assert all(isinstance(value, float) for value in found[-2].values.values())
 
 
 RECORDS = [
@@ -200,7 +240,7 @@ def test_counts_said_before_a_restart_do_not_begin_the_run_again(root, serve, la
 
 
 def test_journal_is_not_read_through_for_counts_that_no_message_says(root):
-    read, told = [], {"project": "status", "run": "night", "key": None}
+    read, reported = [], {"project": "status", "run": "night", "key": None}
 
     class Watched(ReceivedRuns):
         def lines_reversed(self, *names, **place):
@@ -209,13 +249,13 @@ def test_journal_is_not_read_through_for_counts_that_no_message_says(root):
                 yield line
 
     rows = [{"step": step, "metrics": {"loss": 1}} for step in range(500)] + [{"status": "running", "step": 500}]
-    StatusRuns(ReceivedRuns(root)).record(json.dumps(rows).encode(), **told)
+    StatusRuns(ReceivedRuns(root)).record(json.dumps(rows).encode(), **reported)
     statuses = StatusRuns(Watched(root))
     for step in (501, 502):
-        statuses.record(b'{"step": %d, "metrics": {"loss": 1}}' % step, **told)
+        statuses.record(b'{"step": %d, "metrics": {"loss": 1}}' % step, **reported)
     assert len(read) <= 3
     for step in (503, 504):  # the first that says it looks for it, and then it is known
-        statuses.record(b'{"step": %d, "max_step": 900, "metrics": {"loss": 1}}' % step, **told)
+        statuses.record(b'{"step": %d, "max_step": 900, "metrics": {"loss": 1}}' % step, **reported)
     assert len(read) <= 3 + 503
 
 
@@ -280,7 +320,7 @@ def test_counts_that_an_event_says_are_kept_by_the_status_after_it(root, monitor
     assert [type(record).__name__ for record in recorded(root)] == ["Event", "Status", "Metrics"]
 
 
-def test_run_that_was_deleted_begins_anew(root, monitor):
+def test_run_that_was_deleted_starts_over(root, monitor):
     post(monitor, {"run": "night", "status": "done", "step": 7})
     shutil.rmtree(root / "status" / "night")
     assert post(monitor, {"run": "night", "message": "again", "metrics": {"a": 1}}).status == 200
@@ -327,24 +367,24 @@ def test_counts_below_one_count_as_not_given(root, monitor, count):
     assert [run.num_steps for run in hl.runs(root)] == [8]
 
 
-def test_message_that_could_not_be_written_is_said_by_the_next(root, monkeypatch):
+def test_message_that_could_not_be_written_is_reported_by_the_next(root, monkeypatch):
     statuses = StatusRuns(ReceivedRuns(root))
-    told = {"project": "status", "run": "night", "key": None}
+    reported = {"project": "status", "run": "night", "key": None}
 
     def broken(record):
         raise ValueError("no text")
 
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="no text"):
         patch.setattr(status_runs, "encode", broken)
-        statuses.record(b'{"status": "running", "max_step": 10}', **told)
-    assert statuses.record(b'{"status": "running", "max_step": 10}', **told).records == 1
+        statuses.record(b'{"status": "running", "max_step": 10}', **reported)
+    assert statuses.record(b'{"status": "running", "max_step": 10}', **reported).records == 1
 
 
 def test_run_of_a_sender_takes_no_status_messages_and_the_other_way_round(root, monitor):
     claim(monitor, "sent", "status")
     assert post(monitor, {"run": "sent", "status": "running"}).facts == (409, {"taken": True})
-    post(monitor, {"run": "told", "status": "running"})
-    assert claim(monitor, "told", "status", origin=ORIGIN).facts == (409, {"taken": True})
+    post(monitor, {"run": "monitored", "status": "running"})
+    assert claim(monitor, "monitored", "status", origin=ORIGIN).facts == (409, {"taken": True})
 
 
 def test_data_that_looks_like_a_report_does_not_break_the_listing(root, monitor):

@@ -1,4 +1,4 @@
-"""The JSON interface: what it answers, what it refuses, and that its own document is true."""
+"""The JSON API: responses, refusals, and that its OpenAPI document matches it."""
 
 import json
 import math
@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from typing import Any
 
 import anyio
 import numpy as np
@@ -19,8 +20,10 @@ from waiting import wait_until
 
 from hookline._engine.errors import ConfigError
 from hookline.server import WebServer, application
-from hookline.server.application import READ_ENDPOINTS, SECURITY_HEADERS
+from hookline.server.application import ACTIONS, READ_ENDPOINTS, SECURITY_HEADERS
 from hookline.server.endpoint import Endpoint
+from hookline.server.listing import Listing
+from hookline.server.tokens import ALL_PROJECTS, VISIBLE
 from hookline.store import DamagedIndexError, QueryTimeoutError, runs
 
 
@@ -195,7 +198,7 @@ def test_texts_are_the_latest_of_each_metric_and_say_how_many_there_are(root, se
     assert [each["text"] for each in answer(server, "texts", run="p/r0", name="lesson", limit=1)["texts"]] == ["last"]
 
 
-def test_events_logs_and_hooks_are_told_by_time(root, serve):
+def test_events_logs_and_hooks_are_ordered_by_time(root, serve):
     costs = {"hooks/slow/calls": 3, "hooks/slow/total_seconds": 0.5, "hooks/slow/errors": 1}
     more = [event("checkpoint", 2, path="x"), line("all well"), line("oh no", "ERROR", 2), row(3, **costs)]
     finished_run(root, more=more)
@@ -310,7 +313,11 @@ def test_symbolic_links_to_results_are_not_followed(root, serve, tmp_path):
 def test_openapi_document_names_every_endpoint_and_answers_fit_it(root, serve):
     finished_run(root, more=[sample(1, "x", 1.0)])
     document = answer(serve(root), "openapi.json")
-    assert set(document["paths"]) == {endpoint.path for endpoint in READ_ENDPOINTS} | {"/api/stream"}
+    assert set(document["paths"]) == {
+        *(endpoint.path for endpoint in READ_ENDPOINTS),
+        *(action.path for action in ACTIONS),
+        *("/api/stream", "/api/blob", "/api/permissions"),
+    }
     described = document["paths"]["/api/samples"]["get"]["parameters"]
     assert {"name": "run", "required": True}.items() <= described[0].items()
     rows_ = document["components"]["schemas"]["SampleRow"]["properties"]
@@ -324,11 +331,15 @@ def test_stream_tells_all_runs_first_and_then_what_changed(root, serve):
     with urllib.request.urlopen(f"{server.url}api/stream", timeout=30) as stream:
         events = read_events(stream)
         assert next(events)[0] == "beat"
-        name, told = next(events)
-        assert (name, told["whole"], [run["step"] for run in told["changed"]]) == ("runs", True, [0])
+        name, news = next(events)
+        assert (name, news["whole"], [run["step"] for run in news["changed"]]) == ("runs", True, [0])
         append(directory, *rows([2.0, 1.0]))
-        name, told = next(events)
-        assert (told["whole"], told["changed"][0]["step"], told["changed"][0]["metrics"]) == (False, 2, {"loss": 1.0})
+        name, news = next(events)
+        assert (news["whole"], news["changed"][0]["step"], news["changed"][0]["metrics"]) == (
+            False,
+            2,
+            {"loss": 1.0},
+        )
         append(directory, ended(2))
         assert next(events)[1]["changed"][0]["status"] == "finished"
 
@@ -423,8 +434,9 @@ def test_run_details_say_all_that_is_missing_and_the_list_does_then(root, serve)
     with next((directory / "journal").glob("*.jsonl")).open("ab") as file:
         file.write(b"no record\n")
     server = serve(root)
-    assert answer(server, "runs")["runs"][0]["problems"] == []  # nobody has read it yet
-    assert answer(server, "run", id="p/r0")["run"]["problems"] == ["1 line is not a record; skipped"]
+    problems = ["1 line is not a record; skipped"]
+    assert answer(server, "run", id="p/r0")["run"]["problems"] == problems
+    wait_until(lambda: answer(server, "runs")["runs"][0]["problems"] == problems)
 
 
 def test_experiment_of_a_stage_is_about_that_stage(root, serve):
@@ -451,8 +463,8 @@ def test_request_about_as_many_runs_as_the_page_asks_for_is_answered(root, serve
     assert len(answer(serve(root), "metrics", run=[f"p/{name}"] * 500)["metrics"]) == 1
 
 
-def test_endpoint_whose_index_turns_out_to_be_damaged_answers_from_one_that_is_made_anew():
-    asked = []
+def test_endpoint_whose_index_turns_out_to_be_damaged_answers_from_one_that_is_rebuilt(root):
+    asked, whole = [], Listing(runs(root))
 
     def reply(listing, values):
         asked.append(listing)
@@ -460,16 +472,16 @@ def test_endpoint_whose_index_turns_out_to_be_damaged_answers_from_one_that_is_m
             raise DamagedIndexError("The index is damaged.")
         return {"rows": 3}
 
-    route = Endpoint("/api/rows", "", dict, reply).route("a listing")
-    request = {"type": "http", "method": "GET", "query_string": b"", "headers": []}
-    answered = anyio.run(route.endpoint, Request(request, anyio.sleep_forever))
+    responder: Any = Endpoint("/api/rows", "", dict, reply).route(whole).endpoint
+    request = {"type": "http", "method": "GET", "query_string": b"", "headers": [], VISIBLE: ALL_PROJECTS}
+    answered = anyio.run(responder.respond, Request(request, anyio.sleep_forever))
     assert json.loads(answered.body) == {"rows": 3}
-    assert asked == ["a listing"] * 2
+    assert asked == [whole] * 2
 
 
 @pytest.fixture
 def endless(root, serve, monkeypatch):
-    """A server with an address that runs a query without end; says when it has begun, and what it ended with."""
+    """A server with a route that runs an endless query; reports its start and its end."""
     begun, ended_with = threading.Event(), queue.Queue()
 
     def reply(listing, values):
@@ -486,7 +498,7 @@ def endless(root, serve, monkeypatch):
     return serve(root), begun, ended_with
 
 
-def test_query_beyond_its_time_is_ended_and_its_client_told(endless, monkeypatch):
+def test_query_beyond_its_time_is_cancelled_and_its_client_notified(endless, monkeypatch):
     monkeypatch.setattr("hookline.server.endpoint.QUERY_SECONDS", 0.2)
     server, _, ended_with = endless
     assert refusal(server, "endless") == (503, "The query took longer than 0.2 s and was cancelled.")
@@ -510,3 +522,14 @@ def test_query_without_end_does_not_keep_the_server_from_ending(endless):
         assert begun.wait(30)
         server.stop()
     assert isinstance(ended_with.get(timeout=30), QueryTimeoutError)
+
+
+def test_environment_of_a_run_has_its_sessions_and_the_diff(root, serve):
+    directory = finished_run(root)
+    session = {"packages": ["msgspec==1.0"], "git": {"commit": "c", "changed": True}, "python": 3}
+    (directory / "environment.json").write_text(json.dumps({"sessions": [session]}))
+    (directory / "git.diff").write_text("+ a line\n")
+    found = answer(serve(root), "environment", id="p/r0")
+    assert found["sessions"] == [{"packages": ["msgspec==1.0"], "git": {"commit": "c", "changed": True}}]
+    assert (found["diff"], found["diff_characters"], found["ranks"]) == ("+ a line\n", 9, [])
+    assert refusal(serve(root), "environment", id="p/none")[0] == 404

@@ -72,7 +72,7 @@ def test_console_everything_else_is_a_line_each(recorder, tmp_path, capsys):
     ]
 
 
-def test_console_status_comes_behind_the_last_row(recorder, tmp_path, capsys):
+def test_console_status_comes_after_the_last_row(recorder, tmp_path, capsys):
     for step in (1, 2, 3):
         recorder.log(loss=0.5, step=step)
     recorder.status("finished", step=3)

@@ -238,5 +238,5 @@ def test_csv_of_samples_holds_their_texts(recorder, tmp_path):
 
 
 def test_csv_given_twice_with_one_path_is_refused(tmp_path):
-    with pytest.raises(hl.HooklineError, match="twice"):
+    with pytest.raises(hl.HooklineError, match="are the same sink"):
         hl.run(root=tmp_path, sinks=["csv", "csv"])

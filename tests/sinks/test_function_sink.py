@@ -37,7 +37,7 @@ def log_with_one(report_data):
 
 
 class Flaky:
-    """A logger function that raises at some steps, so many times each."""
+    """A logger function that raises at some steps, a number of times each."""
 
     def __init__(self, **times):
         self.left = {int(step.removeprefix("at")): count for step, count in times.items()}
@@ -92,7 +92,7 @@ def test_function_that_fails_twice_gets_every_row_once_in_order(recorder, tmp_pa
     assert (delivery.sink.failed, delivery.progress.status) == (0, "ok")
 
 
-def test_function_row_that_always_fails_is_given_up_and_the_rest_goes_on(recorder, tmp_path, caplog):
+def test_function_row_that_always_fails_is_given_up_and_the_rest_continues(recorder, tmp_path, caplog):
     log(recorder, range(1, 6))
     flaky = Flaky(at3=1000)
     delivery = rounds(tmp_path, flaky)

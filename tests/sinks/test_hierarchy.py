@@ -104,7 +104,7 @@ def all_runs(uri):
 
 
 def tree(uri):
-    """What each run is nested in, by names, outermost first."""
+    """The parents of each run, by name, outermost first."""
     runs = {run.info.run_id: run for run in all_runs(uri)}
 
     def path(run):
@@ -212,7 +212,7 @@ def test_mlflow_runs_of_a_group_begun_by_two_processes_at_once_share_their_paren
     for process in both:
         process.stdin.write("go\n")
         process.stdin.flush()
-    assert [process.communicate(timeout=60)[0].strip() for process in both] == ["ok"] * 2
+    assert [process.communicate(timeout=200)[0].strip() for process in both] == ["ok"] * 2
     assert tree(uri) == [("sweep",), ("sweep", "low"), ("sweep", "low", "low-r0"), ("sweep", "low", "low-r1")]
     client = client_of(uri)
     deleted = client.search_runs([all_runs(uri)[0].info.experiment_id], run_view_type=2)
@@ -236,7 +236,7 @@ def test_mlflow_parent_made_elsewhere_at_the_same_time_is_taken_if_it_is_older(m
     assert tree(uri) == [("rival",), ("rival", "low"), ("rival", "low", "low-r0")]
 
 
-def test_lock_of_an_experiment_that_somebody_keeps_is_a_fault_after_a_while(tmp_path):
+def test_lock_of_an_experiment_that_is_held_is_a_fault_after_a_while(tmp_path):
     with (
         exclusive_start(tmp_path, 1.0),
         pytest.raises(TimeoutError, match="another run holds"),
@@ -248,8 +248,10 @@ def test_lock_of_an_experiment_that_somebody_keeps_is_a_fault_after_a_while(tmp_
 
 
 def test_lock_of_an_experiment_in_a_directory_that_is_gone_keeps_nobody_out(tmp_path):
+    entered = []
     with exclusive_start(tmp_path / "gone", 0.05), exclusive_start(tmp_path / "gone", 0.05):
-        pass
+        entered.append("both")
+    assert (entered, (tmp_path / "gone").exists()) == (["both"], False)
 
 
 @pytest.mark.parametrize("experiment", [None, "sweep", {}, {"name": "sweep"}])

@@ -1,4 +1,4 @@
-"""The hookline sink: a server ends up with the run's journals as they are, whatever happens in between."""
+"""The hookline sink: a server ends up with identical journals, despite faults."""
 
 import base64
 import importlib.util
@@ -22,6 +22,7 @@ from hookline._record.recorder import Recorder
 from hookline._record.records import LogLine
 from hookline._record.sink import make_sink
 from hookline.server import limits, receive_api
+from hookline.server.endpoint import WriteContext
 from hookline.sinks import HooklineSink
 from hookline.sinks.hookline import pieces, wire_name
 from hookline.sinks.hookline_upload import MOST_FACTS_BYTES, MOST_PACKED_BYTES
@@ -233,7 +234,7 @@ def test_runs_of_one_name_from_several_machines_are_kept_apart(server, tmp_path,
         assert journals(found[name]) == journals(tmp_path / machine / "sums" / "a-run")
 
 
-def test_sink_with_other_settings_goes_on_with_the_same_run(server, run_dir, recorder, deliver):
+def test_sink_with_other_settings_continues_with_the_same_run(server, run_dir, recorder, deliver):
     log_steps(recorder, 1, 2)
     finish(deliver(run_dir, HooklineSink(server.url)))
     sent = appends(server)
@@ -333,7 +334,7 @@ def noise(size):
     return base64.b64encode(random.Random(0).randbytes(size * 3 // 4)).decode()
 
 
-def test_record_that_is_too_large_is_left_out_and_those_behind_it_arrive(server, run_dir, recorder, deliver, caplog):
+def test_record_that_is_too_large_is_left_out_and_those_after_it_arrive(server, run_dir, recorder, deliver, caplog):
     log_steps(recorder, 1)
     recorder.event("table", step=1, rows=noise(12 << 20))
     log_steps(recorder, 2)
@@ -345,8 +346,8 @@ def test_record_that_is_too_large_is_left_out_and_those_behind_it_arrive(server,
     assert {name: len(text) for name, text in journals(received(server)).items()} == sizes
     assert (left_out.name, left_out.step) == ("left_out", 1)
     assert left_out.data == {"kind": "event", "name": "table", "bytes": max(sizes.values())}
-    told = [record.getMessage() for record in caplog.records if record.name == "hookline"]
-    assert [f"{max(sizes.values()):,} bytes, is more than {server.url} accepts" in line for line in told] == [True]
+    reported = [record.getMessage() for record in caplog.records if record.name == "hookline"]
+    assert [f"{max(sizes.values()):,} bytes, is more than {server.url} accepts" in line for line in reported] == [True]
 
 
 def test_metrics_beyond_the_limits_of_the_server_stay_in_the_run_and_the_rest_arrives(
@@ -364,8 +365,8 @@ def test_metrics_beyond_the_limits_of_the_server_stay_in_the_run_and_the_rest_ar
     sizes = {name: len(text) for name, text in journals(run_dir).items()}
     assert {name: len(text) for name, text in journals(received(server)).items()} == sizes
     assert [state.left_out for state in sink_states(run_dir)] == [4]
-    told = [record.getMessage().partition(".jsonl: ")[2].partition(" They")[0] for record in caplog.records]
-    assert told == [
+    reported = [record.getMessage().partition(".jsonl: ")[2].partition(" They")[0] for record in caplog.records]
+    assert reported == [
         "A row has 5 metrics; at most 3 are accepted.",
         "The run has 4 metric names; no others are accepted.",
     ]
@@ -421,6 +422,14 @@ def test_limits_are_those_of_the_server():
     assert (MOST_PACKED_BYTES, MOST_FACTS_BYTES) == (limits.MAX_BODY_BYTES, receive_api.MAX_FACTS_BYTES)
 
 
+def test_environment_arrives_with_the_run_and_changes_its_description(server):
+    with hl.run("sft", project="sums", sinks=[HooklineSink(server.url)], summary=False) as run:
+        run.log(loss=1.0, step=1)
+    there = received(server, f"sums/{run.dir.name}")
+    for name in ("environment.json", "run.json"):
+        assert (there / name).read_bytes() == (run.dir / name).read_bytes()
+
+
 def test_configuration_that_is_too_large_is_left_out_of_the_description(server, caplog):
     with hl.run(
         "sft", project="sums", config={"prompts": "x" * (5 << 20)}, sinks=[HooklineSink(server.url)], summary=False
@@ -431,8 +440,8 @@ def test_configuration_that_is_too_large_is_left_out_of_the_description(server, 
     here, there = (json.loads((home / "run.json").read_text()) for home in homes)
     size = len(json.dumps(here.pop("config")))
     assert there == here | {"left_out": {"config": size}}
-    told = [record.getMessage() for record in caplog.records if "run.json" in record.getMessage()]
-    assert ["it is left out there" in line for line in told] == [True]
+    reported = [record.getMessage() for record in caplog.records if "run.json" in record.getMessage()]
+    assert ["it is left out there" in line for line in reported] == [True]
 
 
 @pytest.mark.parametrize("content", [b"secret-one\nsecret-two\n", b"", b"  \n", b"secret two", "sécret".encode()])
@@ -460,7 +469,7 @@ def test_token_of_the_environment_that_changed_to_none_is_refused_and_never_repe
 
 
 @pytest.mark.parametrize("code", [421, 418, 451])
-def test_answer_that_this_is_not_taken_is_told_in_the_words_of_the_server(
+def test_answer_that_this_is_not_accepted_is_reported_in_the_words_of_the_server(
     server, code, run_dir, recorder, deliver, monkeypatch
 ):
     monkeypatch.setitem(ANSWERS, "unwilling", code)
@@ -532,6 +541,18 @@ def test_beats_come_at_the_start_and_every_five_seconds_in_which_nothing_else_wa
     assert json.loads((received(server) / "received.json").read_text())["every_seconds"] == 5.0
 
 
+@pytest.mark.parametrize(("wanted", "beats"), [(20.0, 3), (1e9, 1), (0.1, 9)])
+def test_beats_come_as_seldom_as_a_server_with_many_runs_wants(wanted, beats, server, run_dir, deliver, monkeypatch):
+    monkeypatch.setattr(WriteContext, "beat_seconds", lambda self, name, every: wanted)
+    sink = HooklineSink(server.url, control=False)
+    sink.clock = clock = Clock()
+    delivery = deliver(run_dir, sink)
+    for _ in range(40):
+        clock.now += 1
+        delivery.round()
+    assert sum("/beat" in line for line in server.passed) == beats
+
+
 def test_sync_delivers_what_a_run_left_behind(server, run_dir, recorder, deliver):
     server.fail("unreachable")
     log_steps(recorder, *range(1, 11))
@@ -547,7 +568,7 @@ def test_sync_delivers_what_a_run_left_behind(server, run_dir, recorder, deliver
 
 
 @pytest.mark.parametrize("lost", ["the run", "the end of its journal", "nothing"])
-def test_sync_that_mends_sends_again_what_the_server_lost_of_a_run_that_was_delivered(
+def test_sync_that_repairs_sends_again_what_the_server_lost_of_a_run_that_was_delivered(
     lost, server, run_dir, recorder, deliver
 ):
     log_steps(recorder, *range(1, 11))
@@ -562,8 +583,8 @@ def test_sync_that_mends_sends_again_what_the_server_lost_of_a_run_that_was_deli
     journal.write_bytes(journal.read_bytes()[:kept])
     if lost == "the run":
         shutil.rmtree(received(server))
-    (left,), (mended,) = (sync(run_dir, seconds=30, repair=repair, pace=PACE) for repair in (False, True))
-    assert (left.sent_again_bytes, mended.sent_again_bytes, mended.status) == (0, whole - kept, "ok")
+    (left,), (repaired,) = (sync(run_dir, seconds=30, repair=repair, pace=PACE) for repair in (False, True))
+    assert (left.sent_again_bytes, repaired.sent_again_bytes, repaired.status) == (0, whole - kept, "ok")
     assert journals(received(server)) == journals(run_dir)
 
 

@@ -19,9 +19,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from waiting import wait_until
 
+import hookline as hl
 from hookline._engine.errors import MissingExtraError, OptionError, RefusedError
 from hookline._record.delivery import Delivery, Pace
 from hookline._record.delivery_manager import find_lost_outputs
@@ -110,7 +112,7 @@ def test_run_with_other_names_given_goes_by_those(run_dir, uri):
     assert (client.get_experiment(run.info.experiment_id).name, run.info.run_name) == ("other/place", "mine")
 
 
-def test_start_whose_state_was_lost_goes_on_in_the_same_run(run_dir, recorder, uri):
+def test_start_whose_state_was_lost_continues_in_the_same_run(run_dir, recorder, uri):
     recorder.log(loss=1.0, step=1)
     deliver(run_dir, MlflowSink(uri)).progress.path.unlink()
     recorder.log(loss=2.0, step=2)
@@ -190,7 +192,7 @@ def test_status_is_shown_as_mlflow_has_it(word, shown, run_dir, recorder, uri):
     )
 
 
-def test_status_of_a_run_taken_up_again_is_running(run_dir, recorder, uri):
+def test_status_of_a_resumed_run_is_running(run_dir, recorder, uri):
     recorder.status("failed")
     deliver(run_dir, MlflowSink(uri))
     recorder.status("running")
@@ -291,7 +293,7 @@ def test_sink_without_an_address_anywhere_has_a_database_in_the_root_of_the_runs
     assert MlflowSink().open(run_dir, None)["uri"] == f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}"
 
 
-def test_sink_goes_on_where_it_began_when_the_environment_changed(run_dir, recorder, uri, monkeypatch):
+def test_sink_continues_where_it_began_when_the_environment_changed(run_dir, recorder, uri, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     deliver(run_dir, MlflowSink())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -375,13 +377,23 @@ def test_server_that_fails_is_a_fault_that_the_time_limit_ends(fault, run_dir):
 @pytest.mark.parametrize(
     ("status", "fix"), [(401, "MLFLOW_TRACKING_PASSWORD"), (403, "TOKEN"), (404, "is not an MLflow")]
 )
-def test_server_that_refuses_is_told_with_the_fix(status, fix, run_dir):
+def test_server_that_refuses_is_reported_with_the_fix(status, fix, run_dir):
     with proxy(to=None) as front:
         front.mode = status
         with pytest.raises(RefusedError, match=fix):
             MlflowSink(front.uri).open(run_dir, None)
 
 
+def test_media_are_left_out_and_counted_where_the_server_has_no_place_for_them(run_dir, recorder, uri):
+    recorder.log(shot=hl.Image(np.zeros((2, 2), np.uint8)), loss=1.0, step=1)
+    recorder.flush()
+    delivery = deliver(run_dir, MlflowSink(uri, media=False))
+    client, run = only_run(uri)
+    assert (delivery.progress.state["left_out"], client.list_artifacts(run.info.run_id)) == (1, [])
+    assert history(uri, "loss") == [(1, 1.0)]
+
+
+@pytest.mark.timeout(600)  # a busy machine needs a minute for each start
 def test_server_that_fails_in_every_way_and_is_killed_gets_every_row_once(run_dir, recorder, tmp_path):
     port = free_port()
     steps = iter(range(1, 100))
@@ -394,9 +406,11 @@ def test_server_that_fails_in_every_way_and_is_killed_gets_every_row_once(run_di
         return delivery.progress.status
 
     with proxy(to=port) as front:
-        delivery = Delivery(run_dir, "mlflow", MlflowSink(front.uri, samples=True, timeout_seconds=5), PACE)
+        delivery = Delivery(run_dir, "mlflow", MlflowSink(front.uri, samples=True, timeout_seconds=60), PACE)
         with server(tmp_path, port):
             recorder.samples([{"prompt": "p", "completion": "ü🐟"}], step=1)
+            recorder.log({"val/shot": hl.Image(np.zeros((2, 2), np.uint8))}, step=1)
+            recorder.flush()
             for mode, status in MODES.items():
                 assert status_after_a_row_while(mode) == status, mode
                 assert status_after_a_row_while("pass") == "ok", mode
@@ -410,10 +424,12 @@ def test_server_that_fails_in_every_way_and_is_killed_gets_every_row_once(run_di
             assert [step for step, value in history(front.uri, "score") if math.isnan(value)] == list(delivered)
             client, run = only_run(front.uri)
             assert len(client.list_artifacts(run.info.run_id, "samples")) == 1
+            names = [item.path.partition("+")[0] for item in client.list_artifacts(run.info.run_id, "images")]
+            assert names == ["images/val~shot"] * 2  # the image and a small version of it, once
 
 
 class Front(BaseHTTPRequestHandler):
-    """Stands before a server, and fails as it is told."""
+    """Stands before a server, and fails where the test wants it."""
 
     def forward(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -431,7 +447,7 @@ class Front(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = forward
 
     def _asked(self, body):
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.to, timeout=30)  # type: ignore[attr-defined]
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.to, timeout=60)  # type: ignore[attr-defined]
         try:
             connection.request(self.command, self.path, body, dict(self.headers))
             answer = connection.getresponse()
@@ -488,7 +504,7 @@ def server(directory, port):
             [*command, "--workers", "1"], stdout=log, stderr=log, env=environment, cwd=directory, start_new_session=True
         )
     try:
-        wait_until(lambda: is_healthy(port))
+        wait_until(lambda: is_healthy(port), seconds=120)
         yield
     finally:
         os.killpg(process.pid, signal.SIGKILL)

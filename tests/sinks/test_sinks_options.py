@@ -83,7 +83,7 @@ def test_wandb_system_metrics_decides_whether_wandb_measures_the_machine(tmp_pat
 
 
 def certificate(directory):
-    """A certificate for 127.0.0.1 that nobody signed but itself, with its key, in one file."""
+    """A self-signed certificate for 127.0.0.1, with its key, in one file."""
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -109,11 +109,11 @@ def certificate(directory):
 @pytest.fixture
 def monitor(tmp_path):
     """A server behind TLS: its address, its certificate, and how many requests it took."""
-    told = []
+    reported = []
 
     class Monitor(BaseHTTPRequestHandler):
         def do_POST(self):
-            told.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            reported.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
             self.send_response(200)
             self.end_headers()
 
@@ -128,7 +128,7 @@ def monitor(tmp_path):
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"https://127.0.0.1:{server.server_port}/status", file, told
+    yield f"https://127.0.0.1:{server.server_port}/status", file, reported
     server.shutdown()
     thread.join()
     server.server_close()
@@ -137,7 +137,7 @@ def monitor(tmp_path):
 @pytest.mark.parametrize("kind", ["status", "hookline"])
 def test_ca_file_is_what_a_server_is_trusted_by(tmp_path, monitor, kind):
     pytest.importorskip("httpx")
-    address, file, told = monitor
+    address, file, reported = monitor
     made = {
         "status": lambda ca_file: StatusSink(endpoint=address, ca_file=ca_file),
         "hookline": lambda ca_file: HooklineSink(address, token="a-token-for-this-server-alone", ca_file=ca_file),
@@ -149,7 +149,7 @@ def test_ca_file_is_what_a_server_is_trusted_by(tmp_path, monitor, kind):
     for ca_file in (None, file):
         delivery = Delivery(tmp_path / "run", kind, made[kind](ca_file), PACE)
         delivery.round()
-        trusted.append(len(told) > 0)
+        trusted.append(len(reported) > 0)
         delivery.close(0)
         delivery.run()
     assert trusted == [False, True]

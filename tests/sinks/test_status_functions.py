@@ -92,8 +92,8 @@ def hooks_of(made):
     return made.get_hooks() if isinstance(made, TAOStatusLogger) else made
 
 
-def told(server):
-    return [(body["phase"], body["step"]) for body in server.told("status")]
+def reported(server):
+    return [(body["phase"], body["step"]) for body in server.reported("status")]
 
 
 def the_outbox():
@@ -136,7 +136,7 @@ def test_hooks_merge_to_the_eight_of_the_seed(server):
 
 def test_logger_and_hooks_of_one_endpoint_arrive_in_the_order_of_the_training(server):
     train(everything(server))
-    assert told(server) == EXPECTED
+    assert reported(server) == EXPECTED
 
 
 def test_reports_carry_what_the_seed_says(server):
@@ -150,7 +150,7 @@ def test_reports_carry_what_the_seed_says(server):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_leaves_training_alone_and_all_is_told_once_after_healing(server, fault):
+def test_fault_leaves_training_alone_and_everything_is_reported_once_after_healing(server, fault):
     def fail():
         server.fail(fault)
 
@@ -164,7 +164,7 @@ def test_fault_leaves_training_alone_and_all_is_told_once_after_healing(server, 
     assert losses == train([])
     server.heal()
     wait_until(the_outbox().is_done)
-    assert told(server) == EXPECTED
+    assert reported(server) == EXPECTED
     assert len({request.key for request in server.requests}) == len(server.requests)
 
 
@@ -174,7 +174,7 @@ def test_endpoint_that_hangs_from_the_start_holds_up_no_call(server):
     assert (len(server.attempts), server.bodies) == (1, [])  # the first message hangs, and the training is over
     server.heal()
     wait_until(the_outbox().is_done)
-    assert told(server) == EXPECTED
+    assert reported(server) == EXPECTED
 
 
 def test_end_of_training_waits_for_what_is_left_but_not_for_an_endpoint_that_is_down(server):
@@ -218,7 +218,7 @@ def test_heartbeat_interval_that_cannot_be_is_an_error(server, interval):
 
 def test_heartbeats_come_every_so_many_steps(server):
     train([create_training_hooks(server.url, heartbeat_interval=4)], steps=10)
-    assert [step for phase, step in told(server) if phase == "training_heartbeat"] == [4, 8]
+    assert [step for phase, step in reported(server) if phase == "training_heartbeat"] == [4, 8]
 
 
 def test_headers_are_sent(server, monkeypatch):
@@ -281,7 +281,7 @@ def test_batches_of_a_validation_are_reported_at_a_bounded_rate(server):
     assert [body["data"]["batch_index"] for body in server.bodies[1:]] == [285, 571, 857]
 
 
-def test_heartbeats_go_on_while_one_batch_takes_long_and_end_with_the_training(server):
+def test_heartbeats_continue_while_one_batch_takes_long_and_end_with_the_training(server):
     box = status_outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=0.01)})
     report = StatusReport(box, "sft")
     with hl.run(callbacks=[report.training_hooks(), report.validation_hooks()], summary=False, strict=True) as run:
@@ -289,7 +289,7 @@ def test_heartbeats_go_on_while_one_batch_takes_long_and_end_with_the_training(s
             pass
         with run.validate() as val:
             for _ in val.batches([1]):
-                wait_until(lambda: sum(body["step"] == 3 for body in server.told("heartbeat")) >= 3)
+                wait_until(lambda: sum(body["step"] == 3 for body in server.reported("heartbeat")) >= 3)
         assert box.pulse() == 3
     assert box.pulse() is None
     assert box.drain(60)
@@ -315,10 +315,10 @@ def test_validation_without_training_hooks_reports_the_step_it_measures(server):
             pass
     assert the_outbox().drain(60)
     expected = [(phase, step) for step in (1, 2, 3, 3) for phase in ("validation_starting", "validation_complete")]
-    assert told(server) == expected
+    assert reported(server) == expected
 
 
-def test_training_that_fails_is_told_as_failed_and_sends_no_more_heartbeats(server):
+def test_training_that_fails_is_reported_as_failed_and_sends_no_more_heartbeats(server):
     box = status_outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=0.01)})
     with (
         pytest.raises(ValueError, match="bad batch"),
@@ -327,8 +327,8 @@ def test_training_that_fails_is_told_as_failed_and_sends_no_more_heartbeats(serv
         for step in run.steps(5):
             if step == 3:
                 raise ValueError("bad batch")
-    wait_until(lambda: any(body["status"] == "failed" for body in server.told("status")))
-    last = server.told("status")[-1]
+    wait_until(lambda: any(body["status"] == "failed" for body in server.reported("status")))
+    last = server.reported("status")[-1]
     assert (last["phase"], last["message"], last["step"]) == ("training_failed", "ValueError: bad batch", 3)
     assert box.pulse() is None
 
@@ -344,24 +344,24 @@ def fail_at_step(step, callbacks):
                 raise ValueError("bad batch")
 
 
-def test_training_that_fails_is_told_as_failed_long_before_a_heartbeat_is_due(server):
+def test_training_that_fails_is_reported_as_failed_long_before_a_heartbeat_is_due(server):
     box = status_outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=3600.0)})
     fail_at_step(3, [StatusReport(box, "sft").training_hooks()])
     wait_until(lambda: server.bodies and server.bodies[-1]["status"] == "failed")
     assert (server.bodies[-1]["message"], server.bodies[-1]["step"]) == ("ValueError: bad batch", 3)
 
 
-def test_training_that_failed_just_before_another_begins_is_told_first(server, monkeypatch):
+def test_training_that_failed_just_before_another_begins_is_reported_first(server, monkeypatch):
     monkeypatch.setattr(StatusSink, "beat", lambda sink: None)  # nobody looks in between
     hooks = create_training_hooks(server.url)
     fail_at_step(2, [hooks])
     train([hooks], steps=1)
     starting, failed = ("running", "Training starts."), ("failed", "ValueError: bad batch")
-    said = [(body["status"], body["message"]) for body in server.told("status")]
+    said = [(body["status"], body["message"]) for body in server.reported("status")]
     assert said == [starting, failed, starting, ("finished", "Training is complete.")]
 
 
-def test_worker_that_failed_and_has_no_context_is_told_as_failed(server):
+def test_worker_that_failed_and_has_no_context_is_reported_as_failed(server):
     worker = SimpleNamespace(state="running")
     box = status_outbox.outbox_for({"endpoint": StatusSink(server.url, heartbeat_seconds=3600.0)})
     StatusReport(box, "sft").pre_training_hook(worker, {"total_steps": 5})
@@ -411,7 +411,7 @@ def test_what_was_delivered_leaves_nothing_behind(server, tmp_path):
     assert list((tmp_path / "runs" / ".outbox").iterdir()) == []
 
 
-def test_process_that_was_killed_is_told_as_failed_by_the_next_start(server, tmp_path):
+def test_process_that_was_killed_is_reported_as_failed_by_the_next_start(server, tmp_path):
     code = """
 hooks = create_training_hooks(url, heartbeat_interval=1)
 class Worker: pass
@@ -426,7 +426,7 @@ threading.Event().wait()
     server.heal()
     create_status_logger(server.url)({"loss": 3.0}, 3)
     assert the_outbox().drain(60)
-    assert [phase for phase, _ in told(server)] == [
+    assert [phase for phase, _ in reported(server)] == [
         "training_starting",
         "training_heartbeat",
         "training_failed",
@@ -436,11 +436,11 @@ threading.Event().wait()
 
 def test_exit_of_the_process_delivers_what_is_left(server, tmp_path):
     python("create_status_logger(url)({'loss': 1.0}, 1)", server, cwd=tmp_path)
-    assert told(server) == [("metrics", 1)]
+    assert reported(server) == [("metrics", 1)]
     assert list((tmp_path / "runs" / ".outbox").iterdir()) == []
 
 
-def test_exit_in_the_middle_of_a_training_is_told_as_failed_with_the_error(server, tmp_path):
+def test_exit_in_the_middle_of_a_training_is_reported_as_failed_with_the_error(server, tmp_path):
     code = """
 import hookline as hl
 with hl.run(callbacks=[create_training_hooks(url)], summary=False, root=None) as run:
@@ -454,7 +454,7 @@ with hl.run(callbacks=[create_training_hooks(url)], summary=False, root=None) as
     assert (last["status"], last["message"], last["step"]) == ("failed", "RuntimeError: out of memory", 2)
 
 
-def test_exit_after_an_error_that_was_caught_is_told_as_failed_with_the_error(server, tmp_path):
+def test_exit_after_a_caught_error_is_reported_as_failed_with_the_error(server, tmp_path):
     code = """
 import hookline as hl
 from hookline.sinks import StatusSink
@@ -471,7 +471,7 @@ except RuntimeError:
     assert (server.bodies[-1]["status"], server.bodies[-1]["message"]) == ("failed", "RuntimeError: out of memory")
 
 
-def test_exit_in_the_middle_of_a_training_without_an_error_is_said_to_be_unexplained(server, tmp_path):
+def test_exit_in_the_middle_of_a_training_without_an_error_is_reported_as_unexplained(server, tmp_path):
     code = """
 class Worker: pass
 worker = Worker()
@@ -494,7 +494,7 @@ if child == 0:
 os.waitpid(child, 0)
 """
     python(code, server, cwd=tmp_path)
-    assert sorted(step for _, step in told(server)) == [1, 2]
+    assert sorted(step for _, step in reported(server)) == [1, 2]
 
 
 def test_two_outboxes_for_one_place_keep_out_of_each_others_way(server, tmp_path):
@@ -503,7 +503,7 @@ def test_two_outboxes_for_one_place_keep_out_of_each_others_way(server, tmp_path
         log({"loss": 1.0}, step)
     assert len(list((tmp_path / "runs" / ".outbox").iterdir())) == 2
     assert all(each.drain(60) for each in status_outbox._OUTBOXES.values())
-    assert sorted(step for _, step in told(server)) == [0, 1]
+    assert sorted(step for _, step in reported(server)) == [0, 1]
 
 
 def test_directory_that_another_process_left_is_delivered_beside_the_own_one(server, tmp_path):
@@ -516,15 +516,15 @@ def test_directory_that_another_process_left_is_delivered_beside_the_own_one(ser
         each.close(0)
     server.heal()
     loggers[0]({"loss": 1.0}, 2)
-    wait_until(lambda: len(told(server)) >= 3)
-    assert sorted(step for _, step in told(server)) == [0, 1, 2]
+    wait_until(lambda: len(reported(server)) >= 3)
+    assert sorted(step for _, step in reported(server)) == [0, 1, 2]
 
 
-def test_root_that_cannot_be_written_is_said_and_reporting_goes_on(server, tmp_path, caplog):
+def test_root_that_cannot_be_written_is_reported_and_reporting_continues(server, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     create_status_logger(server.url, root=tmp_path / "file")({"loss": 1.0}, 1)
     assert the_outbox().drain(60)
-    assert (told(server), "cannot be written" in caplog.text) == ([("metrics", 1)], True)
+    assert (reported(server), "cannot be written" in caplog.text) == ([("metrics", 1)], True)
 
 
 def test_copies_report_through_the_same_outbox(server):
@@ -532,7 +532,7 @@ def test_copies_report_through_the_same_outbox(server):
     for each, step in ((log, 1), (copy.deepcopy(log), 2), (pickle.loads(pickle.dumps(log)), 3)):
         each({"loss": 1.0}, step)
     assert the_outbox().drain(60)
-    assert told(server) == [("metrics", 1), ("metrics", 2), ("metrics", 3)]
+    assert reported(server) == [("metrics", 1), ("metrics", 2), ("metrics", 3)]
 
 
 def lines(path):

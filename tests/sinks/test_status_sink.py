@@ -1,4 +1,4 @@
-"""The status sink: what a monitor is told, when, how often, and what its answers mean."""
+"""The status sink: the messages to a monitor, their times, and the meaning of its responses."""
 
 import importlib.util
 import json
@@ -73,8 +73,8 @@ def train(sinks, **options):
 
 def test_run_tells_its_statuses_and_events_in_order(server):
     train([StatusSink(server.url)])
-    told = [(body["kind"], body["phase"], body["step"]) for body in server.told("status", "event")]
-    assert told == [
+    reported = [(body["kind"], body["phase"], body["step"]) for body in server.reported("status", "event")]
+    assert reported == [
         ("status", "running", 0),
         ("event", "eval", 2),
         ("event", "eval", 4),
@@ -84,7 +84,7 @@ def test_run_tells_its_statuses_and_events_in_order(server):
 
 def test_message_says_who_where_and_how_far(server):
     run = train([StatusSink(server.url, component="trainer-7")])
-    last = server.told("status")[-1]
+    last = server.reported("status")[-1]
     assert {key: last[key] for key in ("component", "project", "run", "status", "num_steps", "progress")} == {
         "component": "trainer-7",
         "project": "default",
@@ -121,7 +121,7 @@ def test_metrics_all_tells_every_row(server, recorder, deliver):
     for step in range(1, 31):
         recorder.log(loss=float(step), step=step)
     deliver(StatusSink(server.url, metrics="all"))
-    assert [body["metrics"]["loss"] for body in server.told("metrics")] == list(range(1, 31))
+    assert [body["metrics"]["loss"] for body in server.reported("metrics")] == list(range(1, 31))
 
 
 def test_metrics_none_tells_no_row(server, recorder, deliver):
@@ -138,10 +138,10 @@ def test_heartbeats_come_at_most_so_often_and_carry_the_last_step(server, record
         clock.now += 1
         recorder.log(loss=1.0, step=step)
         delivery.round()
-    assert [body["step"] for body in server.told("heartbeat")] == [0, 10, 20, 30, 40]
+    assert [body["step"] for body in server.reported("heartbeat")] == [0, 10, 20, 30, 40]
 
 
-def test_heartbeats_go_on_through_a_long_validation_that_records_nothing(server, recorder, deliver):
+def test_heartbeats_continue_through_a_long_validation_that_records_nothing(server, recorder, deliver):
     sink = StatusSink(server.url, heartbeat_seconds=10)
     sink.clock = clock = Clock()
     recorder.status("running", step=0, num_steps=100, num_epochs=1)
@@ -150,7 +150,7 @@ def test_heartbeats_go_on_through_a_long_validation_that_records_nothing(server,
     for _ in range(60):
         clock.now += 1
         delivery.round()
-    beats = server.told("heartbeat")
+    beats = server.reported("heartbeat")
     assert [(body["step"], body["progress"]) for body in beats] == [(50, 0.5)] * 7
 
 
@@ -172,25 +172,17 @@ def test_heartbeat_that_did_not_get_through_is_followed_by_a_newer_one(server, r
     server.heal()
     recorder.log(loss=1.0, step=5)
     delivery.round()
-    assert [body["step"] for body in server.told("heartbeat")] == [5]
+    assert [body["step"] for body in server.reported("heartbeat")] == [5]
     assert delivery.progress.status == "ok"
 
 
-def test_bad_credentials_at_the_start_are_an_error_with_the_fix(server):
-    server.fail("refused")
-    with (
-        pytest.raises(RefusedError, match=r"answers 401.*headers.*Authorization"),
-        hl.run(sinks=[StatusSink(server.url)], summary=False),
-    ):
-        pass
-
-
-def test_wrong_address_at_the_start_is_an_error_with_the_fix(server):
-    server.fail("missing")
-    with (
-        pytest.raises(RefusedError, match=r"answers 404.*Check the address"),
-        hl.run(sinks=[StatusSink(server.url)], summary=False),
-    ):
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("refused", r"answers 401.*headers.*Authorization"), ("missing", r"answers 404.*Check the address")],
+)
+def test_endpoint_that_refuses_at_the_start_is_an_error_with_the_fix(server, fault, message):
+    server.fail(fault)
+    with pytest.raises(RefusedError, match=message), hl.run(sinks=[StatusSink(server.url)], summary=False):
         pass
 
 
@@ -203,7 +195,7 @@ def test_endpoint_that_is_down_at_the_start_is_no_error_and_gets_everything_late
     delivery = Delivery(run.dir, "status", StatusSink(server.url), PACE)
     delivery.round()
     finish(delivery)
-    assert [body["phase"] for body in server.told("status")] == ["running", "finished"]
+    assert [body["phase"] for body in server.reported("status")] == ["running", "finished"]
 
 
 def test_message_that_is_rejected_shows_as_refused_and_holds_up_what_follows(server, recorder, deliver):
@@ -217,7 +209,7 @@ def test_message_that_is_rejected_shows_as_refused_and_holds_up_what_follows(ser
     assert "'no such thing'. Check format=; skip_rejected=True skips such messages." in delivery.progress.error
     server.rejects = lambda body: False
     delivery.round()
-    assert [body["phase"] for body in server.told("event")] == ["fine", "odd", "after"]
+    assert [body["phase"] for body in server.reported("event")] == ["fine", "odd", "after"]
 
 
 def test_message_that_is_rejected_is_left_out_loudly_where_asked(server, recorder, deliver, caplog):
@@ -226,7 +218,7 @@ def test_message_that_is_rejected_is_left_out_loudly_where_asked(server, recorde
     server.rejects = lambda body: body.get("phase") == "odd"
     with caplog.at_level(logging.WARNING, "hookline"):
         deliver(StatusSink(server.url, skip_rejected=True))
-    assert [body["phase"] for body in server.told("event")] == ["fine", "after"]
+    assert [body["phase"] for body in server.reported("event")] == ["fine", "after"]
     assert [record.message for record in caplog.records if "was skipped" in record.message]
 
 
@@ -255,7 +247,7 @@ def test_retry_after_is_kept_to(server, recorder, deliver):
     assert (len(server.attempts), delivery.progress.status) == (1, "lagging")
     clock.now += 2
     delivery.round()
-    assert [body["phase"] for body in server.told("event")] == ["one"]
+    assert [body["phase"] for body in server.reported("event")] == ["one"]
 
 
 def test_header_from_the_environment_is_read_when_it_is_used(server, recorder, deliver, monkeypatch):
@@ -403,13 +395,14 @@ def test_kubeflow_payload_is_the_trainer_status(server, tmp_path):
     }
 
 
+@pytest.mark.parametrize("prefix", ["KUBEFLOW_TRAINER_SERVER_", "KUBEFLOW_TRAINER_STATUS_"])
 def test_kubeflow_in_a_pod_takes_address_and_token_from_the_environment(
-    server, tmp_path, monkeypatch, recorder, deliver
+    server, tmp_path, monkeypatch, recorder, deliver, prefix
 ):
     token = tmp_path / "token"
     token.write_text("first\n")
-    monkeypatch.setenv("KUBEFLOW_TRAINER_STATUS_URL", server.url)
-    monkeypatch.setenv("KUBEFLOW_TRAINER_STATUS_TOKEN", str(token))
+    monkeypatch.setenv(f"{prefix}URL", server.url)
+    monkeypatch.setenv(f"{prefix}TOKEN", str(token))
     sink = StatusSink(format="kubeflow", heartbeat_seconds=0)
     sink.check()
     recorder.status("running", step=0, num_steps=2)
@@ -426,13 +419,13 @@ def test_kubeflow_outside_of_a_pod_needs_an_endpoint(monkeypatch):
         StatusSink(format="kubeflow").check()
 
 
-def test_progress_after_a_resume_begins_where_it_was_taken_up(server, recorder, deliver):
+def test_progress_after_a_resume_begins_where_it_was_resumed(server, recorder, deliver):
     recorder.status("running", step=0, num_steps=100, num_epochs=1)
     recorder.log(loss=1.0, step=60)
     recorder.resume(40)
     recorder.status("running", step=40, num_steps=100, num_epochs=1)
     deliver(StatusSink(server.url))
-    assert [body["step"] for body in server.told("heartbeat")] == [40]
+    assert [body["step"] for body in server.reported("heartbeat")] == [40]
 
 
 def test_next_start_knows_the_progress_from_before(server, recorder, deliver):
@@ -440,16 +433,16 @@ def test_next_start_knows_the_progress_from_before(server, recorder, deliver):
     recorder.log(loss=0.5, step=25)
     finish(deliver(StatusSink(server.url, heartbeat_seconds=0.001)))
     deliver(StatusSink(server.url, heartbeat_seconds=0.001))
-    beats = server.told("heartbeat")
+    beats = server.reported("heartbeat")
     assert [(body["progress"], body["metrics"]) for body in beats] == [(0.25, {"loss": 0.5})] * 2
 
 
-def test_status_of_a_users_own_is_told_with_all_its_data(server, recorder, deliver):
+def test_custom_status_is_reported_with_all_its_data(server, recorder, deliver):
     data = {"num_steps": "many", "epoch": 1.5, "metrics": 3, "component": 7, "phase": None, "shards": 12}
     recorder.status("tokenizing", "nearly there", step=3, **data)
     finish(deliver(StatusSink(server.url)))
     delivery = deliver(StatusSink(server.url, heartbeat_seconds=0))
-    (body,) = server.told("status")
+    (body,) = server.reported("status")
     assert (body["phase"], body["message"], body["data"], body["component"]) == (
         "tokenizing",
         "nearly there",
@@ -466,11 +459,11 @@ def test_ranks_report_their_own_status_in_json_and_not_in_tao(server, tmp_path, 
         recorder.close()
     deliver(StatusSink(server.url))
     deliver(StatusSink(path=tmp_path / "status.json", format="tao"), name="tao")
-    assert [body.get("writer") for body in server.told("status")] == [None, "rank1"]
+    assert [body.get("writer") for body in server.reported("status")] == [None, "rank1"]
     assert len(lines(tmp_path / "status.json")) == 1
 
 
-def test_process_that_died_is_told_as_failed(server, recorder, deliver, tmp_path):
+def test_process_that_died_is_reported_as_failed(server, recorder, deliver, tmp_path):
     recorder.status("running", step=0, num_steps=10)
     recorder.log(loss=1.0, step=3)
     delivery = deliver(StatusSink(server.url))
@@ -483,5 +476,5 @@ def test_process_that_died_is_told_as_failed(server, recorder, deliver, tmp_path
 
 def test_process_of_its_own_delivers_too(server):
     train([StatusSink(server.url, headers={"X-Api-Key": "s3cret"})], delivery="process")
-    assert [body["phase"] for body in server.told("status")] == ["running", "finished"]
+    assert [body["phase"] for body in server.reported("status")] == ["running", "finished"]
     assert server.requests[0].headers["x-api-key"] == "s3cret"

@@ -105,7 +105,7 @@ def test_run_that_was_resumed_twice_shows_each_step_once(record, tmp_path):
     assert scalars(tmp_path / "tensorboard", "loss") == expected
 
 
-def test_evaluation_done_again_where_a_run_was_taken_up_is_shown_once(record, tmp_path):
+def test_evaluation_done_again_where_a_run_was_resumed_is_shown_once(record, tmp_path):
     recorder = record()
     for step in (5, 10):
         recorder.log({"val/loss": 1.0}, step=step, axis="eval")
@@ -130,7 +130,7 @@ def test_resume_of_one_axis_leaves_the_others_and_other_writers_alone(record, tm
     assert [len(steps) for steps in found] == [1, 2, 2]
 
 
-def test_torn_event_behind_what_was_delivered_is_cut_off(record, tmp_path):
+def test_torn_event_after_what_was_delivered_is_cut_off(record, tmp_path):
     recorder = record()
     recorder.log(loss=1.0, step=1)
     deliver(tmp_path)
@@ -247,7 +247,7 @@ def page(request, tmp_path):
         process.kill()  # TensorBoard may ignore the first signal while it reloads
 
 
-def wait_for(ask, holds, seconds=60):
+def wait_for(ask, holds, seconds=120):
     deadline = time.monotonic() + seconds
     while not holds(answer := ask()):
         assert time.monotonic() < deadline, answer

@@ -1,4 +1,4 @@
-"""The sink for trackio: what its own API and its own command find in the database."""
+"""The sink for trackio: what trackio's API and command find in the database."""
 
 import json
 import os
@@ -180,7 +180,7 @@ def test_step_that_its_database_refuses_is_the_nearest_that_it_takes(run_dir, re
     assert sorted(rows(place)) == sorted([(shown, {"loss": 0.5}), (1, {"loss": 0.25})])
 
 
-def test_resume_at_a_step_that_its_database_refuses_goes_on(run_dir, recorder, place):
+def test_resume_at_a_step_that_its_database_refuses_continues(run_dir, recorder, place):
     recorder.log(loss=0.5, step=1)
     again = Recorder(run_dir)
     again.resume(2**65)
@@ -220,10 +220,10 @@ def test_sink_starts_no_thread_and_uses_no_network(run_dir, recorder, place, mon
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     monkeypatch.setenv("TRACKIO_BUCKET_ID", "nobody/nothing")
-    before = [t.name for t in threading.enumerate() if "hookline" not in t.name]
+    before = {*threading.enumerate()}
     recorder.log(loss=0.5, step=1)
     assert deliver(run_dir, TrackioSink(directory=place)).progress.status == "ok"
-    assert [t.name for t in threading.enumerate() if "hookline" not in t.name] == before
+    assert [t.name for t in {*threading.enumerate()} - before if "hookline" not in t.name] == []
 
 
 def test_users_own_trackio_keeps_its_directory(run_dir, recorder, place):
@@ -236,7 +236,7 @@ def test_users_own_trackio_keeps_its_directory(run_dir, recorder, place):
     assert [path.name for path in place.glob("*.db")] == ["sums.db"]
 
 
-def test_sink_goes_on_in_the_directory_where_it_began(run_dir, recorder, place):
+def test_sink_continues_in_the_directory_where_it_began(run_dir, recorder, place):
     state = TrackioSink(directory=place).open(run_dir, None)
     assert TrackioSink().open(run_dir, state) == state
 

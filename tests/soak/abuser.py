@@ -8,7 +8,7 @@ from soak.faults import Arena, Fault
 from soak.plan import Plan
 
 PATIENCE_SECONDS = 20.0
-"""How long a fault waits for a session to record rows, and goes on for what it is for."""
+"""How long a fault waits for a session to record rows before it is injected anyway."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Abuser:
             return True
         needs_steps = fault.waits_for_steps and now < self._due + self.patience_seconds
         supervisor = self.arena.supervisor
-        return needs_steps and (supervisor.pid is None or supervisor.rows_told() < max(1, self._next.rows))
+        return needs_steps and (supervisor.pid is None or supervisor.rows_acknowledged() < max(1, self._next.rows))
 
     def _is_over(self, due: float, fault: Fault, now: float) -> bool:
         return now >= due and (fault.may_end(self.arena) or now >= due + self.patience_seconds)

@@ -2,8 +2,8 @@
 
 Three claims, each a line of the table or several:
 
-- *told*: every row whose `log` had returned is in the journal, whatever killed the session, but for those that the
-  session itself counted as lost because the disk was full. Those are recorded again by a later session.
+- *acknowledged*: every row whose `log` had returned is in the journal, whatever killed the session, except for those
+  that the session itself counted as lost because the disk was full. A later session records those again.
 - *quiet run*: the rows that count are those of a training to which nothing was done, bit by bit.
 - every sink: what is there is what was recorded, nothing missing and nothing twice. A sink that takes back what a
   resume makes obsolete has the view, one that cannot has the whole history.
@@ -23,7 +23,7 @@ from soak.flipped_bits import Flip
 from soak.layout import Layout
 from soak.power_cut import Cut
 from soak.readers import KEEPS, READERS, Recorded, recorded
-from soak.rows import history, told, trained, view
+from soak.rows import history, reported, trained, view
 
 REPEATS = {"console": 500, "function": 1}
 """How many rows a kill may repeat at most, where a destination cannot be asked."""
@@ -56,7 +56,7 @@ class Finding:
 def audit(layout: Layout, *, kills: int) -> list[Finding]:
     """Compare everything. ``kills`` is how many sessions did not end in an orderly way."""
     run = recorded(layout)
-    findings = [_told(run), _quiet(run)]
+    findings = [_acknowledged(run), _quiet(run)]
     for name in (*layout.sinks, "store"):
         try:
             expected, found = READERS[name](run)
@@ -88,18 +88,18 @@ def _quiet(run: Recorded) -> Finding:
     return _compared("quiet run", "view", trained(view(quiet.parent)), trained(run.view))
 
 
-def _told(run: Recorded) -> Finding:
-    """Rows that were told of must be in the journal; as many as were counted as lost may be missing."""
+def _acknowledged(run: Recorded) -> Finding:
+    """Acknowledged rows must be in the journal; as many as were counted as lost may be missing."""
     there: dict[int, Counter] = {}
     for record in history(run.run_dir):
         attempt = record.values.get("attempt", record.values.get("val/attempt"))
         if attempt is not None:
             there.setdefault(int(attempt), Counter())[record.step, tuple(sorted(record.values))] += 1
     expected = found = missing = doubled = 0
-    for session, (rows, lost) in told(run.layout.told).items():
+    for session, (rows, lost) in reported(run.layout.reported).items():
         own = Counter({key: n for key, n in rows.items() if any(name.endswith("attempt") for name in key[1])})  # type: ignore[attr-defined]
         arrived = there.get(session, Counter())
         expected, found = expected + own.total(), found + arrived.total()
         missing += max(0, (own - arrived).total() - lost)
-        doubled += max(0, (arrived - own).total() - 1)  # one may be written and not told of yet
-    return Finding("told", "history", expected, found, missing, doubled)
+        doubled += max(0, (arrived - own).total() - 1)  # one may be written and not acknowledged yet
+    return Finding("acknowledged", "history", expected, found, missing, doubled)

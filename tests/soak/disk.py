@@ -1,4 +1,4 @@
-"""`SmallDisk`: a file system of its own that can be full; a plain directory where none can be mounted."""
+"""`SmallDisk`: a small mounted file system that can fill up; a plain directory where none can be mounted."""
 
 import contextlib
 import os

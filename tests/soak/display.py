@@ -1,4 +1,4 @@
-"""What is shown while a soak goes on, and the table at its end."""
+"""The output during a soak, and the table at its end."""
 
 import time
 from typing import Self

@@ -1,4 +1,4 @@
-"""A status endpoint in a process of its own, which keeps on disk what it got and can be killed at any moment.
+"""A status endpoint in a separate process, which keeps its messages on disk and can be killed at any moment.
 
 ``python -m soak.endpoint_server PORT FILE``. A message is a line in the file before it is answered. A key that stands
 in the file is answered like the first time and counts once, also after a restart: that is what the key is for.

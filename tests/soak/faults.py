@@ -1,4 +1,4 @@
-"""What is done to the training and to everything around it. One class a fault; each says what it did."""
+"""The faults injected into the training and its surroundings: one class per fault; each reports what it did."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from soak.server import Server
 from soak.supervisor import Supervisor
 
 FORGETFUL = ("csv", "jsonl", "tensorboard", "trackio", "mlflow", "status", "prometheus", "hookline")
-"""Sinks that are complete and exact again after their cursor was lost: they begin anew, or know what they have."""
+"""Sinks that are complete and exact again after their cursor was lost: they start again, or know what they have."""
 MOST_GROWN_MEGABYTES = 64
 """How much more memory the server may have after a flood."""
 TORN = b'{"kind":"metrics","time":1.0,"step":99999999,"val'
@@ -393,7 +393,7 @@ def _is_idle(path: Path) -> bool:
 
 
 def _tear(path: Path) -> None:
-    """Write half a line behind the last one; a segment of a killed writer has zeros there."""
+    """Write half a line after the last one; a segment of a killed writer has zeros there."""
     with path.open("r+b") as file:
         data = file.read()
         end = data.rfind(b"\n") + 1 if path.parent.name == "journal" else len(data)

@@ -58,9 +58,9 @@ class Layout:
         return facts.parent
 
     @property
-    def told(self) -> Path:
+    def reported(self) -> Path:
         """What each session says to have recorded, in a file each."""
-        return self.home / "told"
+        return self.home / "acknowledged"
 
     @property
     def is_over(self) -> Path:

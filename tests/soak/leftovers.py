@@ -1,4 +1,4 @@
-"""Processes that a soak started and that outlived whoever started them: delivery processes, wandb's own process."""
+"""Processes of a soak that outlived their parents: delivery processes, wandb's own process."""
 
 import contextlib
 import os

@@ -1,8 +1,8 @@
 """A process that has imported torch and the sinks' packages, and is forked for each session of the training.
 
 A start takes a tenth of a second then instead of several, so there is time for many more of them. It has no threads
-and has opened nothing, so that a child is like a fresh process. It is told what to start on its standard input, one
-JSON object a line, and says on its standard output who was started and who ended.
+and has opened nothing, so that a child is like a fresh process. It reads what to start from its standard input, one
+JSON object a line, and reports on its standard output which sessions were started and which ended.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""`Order`: what a session of the training is told."""
+"""`Order`: what a session of the training is to do."""
 
 from dataclasses import dataclass
 

@@ -10,12 +10,12 @@ from soak.layout import Layout
 
 PAUSE_SECONDS = (0.2, 2.5)
 ROWS = (1, 200)
-"""How many rows a session has told of when a fault comes that waits for some."""
+"""How many rows a session has acknowledged when a fault comes that waits for some."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A fault: how long after the one before and behind how many rows of a session it comes, and how long it lasts."""
+    """A fault: how long after the one before and after how many rows of a session it comes, and how long it lasts."""
 
     fault: Fault
     pause_seconds: float

@@ -6,7 +6,7 @@ writing. Each copy is mounted, whereby ext4 recovers its own journal, and examin
 
 - ``run.json`` is whole, and so is the last checkpoint that was acknowledged before the cut.
 - Every row up to that checkpoint is there, once, with its value. With ``durability="process"`` some may be missing.
-- ``resume="auto"`` continues behind it, and afterwards the record and the CSV file have every row once. Rows that are
+- ``resume="auto"`` continues after it, and afterwards the record and the CSV file have every row once. Rows that are
   missing are recorded as missing.
 
 The soak makes such cuts all along; ``python -m soak.power_cut --cuts 20`` makes only them. Mounting needs root.
@@ -153,7 +153,7 @@ class PowerCuts:
 
 
 def examined(disk: Path, acknowledged: int, *, is_synced: bool) -> Cut:
-    """What a copy holds, and what comes of it when the run is resumed."""
+    """The content of a copy, and the result of resuming its run."""
     directory = next((disk / "runs").glob("default/*"), None)
     if directory is None:
         return Cut(acknowledged, wrong=("there is no run",))
@@ -180,7 +180,7 @@ def examined(disk: Path, acknowledged: int, *, is_synced: bool) -> Cut:
 
 
 def _resumed(disk: Path, directory: Path, expected: list[int], step: int) -> list[str]:
-    """What is wrong after a resume of a few steps."""
+    """The problems after a resume of a few steps."""
     files = {"save": lambda path: None, "load": lambda path: None}
     with hl.run(NAME, root=disk / "runs", sinks=["csv"], resume="auto", summary=False, **files) as run:
         if (run.dir, run.step) != (directory, step):
@@ -209,7 +209,7 @@ def _losses(directory: Path) -> list[tuple[int, float]]:
 
 
 def main() -> int:
-    """Make power cuts, and print what was wrong."""
+    """Make power cuts, and print the problems found."""
     parser = argparse.ArgumentParser(prog="soak.power_cut", description=__doc__)
     parser.add_argument("--cuts", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))

@@ -1,7 +1,7 @@
-"""The training that is abused: deterministic, with checkpoints, and taken up by itself at every start.
+"""The training that is abused: deterministic, with checkpoints, and resumed automatically at every start.
 
-A session says in a file of its own what it has recorded: one line behind each row, written when the row's `log` has
-returned. It goes on training when the disk is full and rows are lost, but saves no checkpoint behind a lost row: it
+A session notes in a separate file what it has recorded: one line after each row, written when the row's `log` has
+returned. It goes on training when the disk is full and rows are lost, but saves no checkpoint after a lost row: it
 ends instead, and the next session records those rows again. That is what makes the audit exact.
 """
 
@@ -27,11 +27,11 @@ LAST_STEPS = 5
 
 
 class GapError(RuntimeError):
-    """Rows were lost: what comes behind them must not be saved."""
+    """Rows were lost, so later state must not be saved."""
 
 
 class Witness(hl.Callback):
-    """Tells what was recorded, and keeps checkpoints from being saved behind a gap."""
+    """Reports recorded rows, and prevents checkpoints after a gap."""
 
     priority = 100
     critical = True
@@ -141,13 +141,13 @@ def train(order: Order) -> int:
     layout = Layout.load(order.layout)
     Journal.__init__.__kwdefaults__["segment_bytes"] = SEGMENT_BYTES  # type: ignore[index]
     learner = Learner(layout.seed)
-    told = layout.told / ("quiet" if order.is_quiet else f"{order.session:04d}")
+    reported = layout.reported / ("quiet" if order.is_quiet else f"{order.session:04d}")
     run = hl.run(
         NAME,
         project=PROJECT,
         root=layout.quiet_root if order.is_quiet else layout.root,
         callbacks=[
-            Witness(told, layout.checkpoint_every),
+            Witness(reported, layout.checkpoint_every),
             hl.callbacks.CheckpointCallback(every_n_steps=layout.checkpoint_every, save_top_k=3),
         ],
         sinks=[] if order.is_quiet else sinks(layout),

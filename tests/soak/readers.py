@@ -34,7 +34,7 @@ SHOWN_ON_CONSOLE = {"loss", "grad_norm", "attempt", "val/loss", "val/attempt"}
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the run recorded.
+    """The records of the run.
 
     Attributes:
         view: The rows that count; a destination that takes back what is done again has these.

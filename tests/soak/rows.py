@@ -64,7 +64,7 @@ def trained(records: Records) -> Counter[Row]:
     )
 
 
-def told(directory: Path) -> dict[int, tuple[Counter[tuple[int, int]], int]]:
+def reported(directory: Path) -> dict[int, tuple[Counter[tuple[int, int]], int]]:
     """What each session says to have recorded, by (step, number of names), and how many records it says were lost."""
     sessions = {}
     for path in sorted(directory.glob("[0-9]*")):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -104,9 +103,3 @@ def _mlflow(layout: Layout) -> list[str]:
     store = ["--backend-store-uri", f"sqlite:///{directory}/server.db", "--artifacts-destination", f"{directory}/kept"]
     place = ["--host", "127.0.0.1", "--port", str(layout.ports["mlflow"]), "--workers", "1"]
     return [sys.executable, "-m", "mlflow", "server", *store, *place]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""`Soak`: the whole story: a quiet run, the abused one, what is left delivered, and the audit."""
+"""`Soak`: an undisturbed run, the abused one, delivery of the rest, and the audit."""
 
 import json
 import random
@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from loopback_server import free_port
 
 from soak import faults
 from soak.abuser import PATIENCE_SECONDS, Abuser
@@ -20,8 +22,8 @@ from soak.leftovers import end_leftovers
 from soak.observer import Observer
 from soak.plan import Plan
 from soak.power_cut import PowerCuts, why_not
-from soak.rows import told
-from soak.server import Server, free_port, hookline_command, servers_for
+from soak.rows import reported
+from soak.server import Server, hookline_command, servers_for
 from soak.supervisor import Supervisor
 
 SERVED = ("status", "hookline", "mlflow")
@@ -192,7 +194,7 @@ class Soak:
             faults=dict(sorted(self.abuser.counts.items())),
             looks=self.observer.looks,
             look_failures=self.observer.failures,
-            lost=sum(lost for _, lost in told(self.layout.told).values()),
+            lost=sum(lost for _, lost in reported(self.layout.reported).values()),
             findings=findings,
             story=self.abuser.story,
             skipped=[

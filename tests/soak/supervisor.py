@@ -15,6 +15,8 @@ from soak.layout import Layout
 from soak.order import Order
 
 RESTART_SECONDS = 0.3
+START_SECONDS = 240.0
+"""How long the nursery may take to answer; at first it imports torch and the sinks' packages."""
 
 
 class Supervisor:
@@ -100,21 +102,21 @@ class Supervisor:
         return found
 
     def steps_done(self) -> int:
-        """How many steps are complete, as the session told last."""
-        lines = self._told()
+        """How many steps are complete, as the session reported last."""
+        lines = self._acknowledged()
         return json.loads(lines[-1])["step"] if lines else 0
 
-    def rows_told(self) -> int:
-        """How many rows the session has told of."""
-        return len(self._told())
+    def rows_acknowledged(self) -> int:
+        """How many rows the session has acknowledged."""
+        return len(self._acknowledged())
 
     def has_lost(self) -> bool:
         """Whether the session has lost records to a full disk."""
-        lines = self._told()
+        lines = self._acknowledged()
         return bool(lines) and json.loads(lines[-1])["lost"] > 0
 
-    def _told(self) -> list[bytes]:
-        path = self.layout.told / f"{self.session:04d}"
+    def _acknowledged(self) -> list[bytes]:
+        path = self.layout.reported / f"{self.session:04d}"
         return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
     def close(self) -> None:
@@ -138,7 +140,7 @@ class Supervisor:
         }
         self._nursery.stdin.write(f"{json.dumps(request)}\n".encode())
         self._nursery.stdin.flush()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_SECONDS
         while self.pid is None:
             assert time.monotonic() < deadline, f"the nursery does not answer: see {logs}/nursery.log"
             self.tick()

@@ -143,3 +143,35 @@ def test_bands_over_what_has_no_place_for_the_metric_say_why(tmp_path):
         "score": "there is no step of an axis at which 'loss' and 'score' both have a finite value",
     }
     assert found.bands("lost", x="elapsed").problem == "no value of 'lost' is finite"
+
+
+def test_bands_by_a_setting_or_tags_have_a_band_for_each_value_in_order(tmp_path):
+    for number, lr in enumerate([10.0, 2.0, 2.0, None]):
+        config = {"optim": {"lr": lr, "betas": [0.9, number % 2]}} if lr else {}
+        finished_run(tmp_path, f"r{number}", [float(number)] * 3, config=config, tags=["a", "b"][: number % 3])
+    found = runs(tmp_path)
+    by_lr = found.bands("loss", "config.optim.lr").bands
+    assert [(band.key, band.mean[0], band.n[0]) for band in by_lr] == [
+        (("2.0",), 1.5, 2),
+        (("10.0",), 0.0, 1),
+        ((None,), 3.0, 1),
+    ]
+    both = found.bands("loss", ["tag", "config.optim.betas"]).bands
+    assert [band.key for band in both] == [
+        ("a", "[0.9, 1]"),
+        ("a, b", "[0.9, 0]"),
+        (None, "[0.9, 0]"),
+        (None, None),
+    ]
+    assert found.groups("config.optim.lr") == {
+        "p/r2": ("2.0",),
+        "p/r1": ("2.0",),
+        "p/r0": ("10.0",),
+        "p/r3": (None,),
+    }
+
+
+@pytest.mark.parametrize("by", ["config", "config.", "lr", []])
+def test_bands_by_nothing_that_runs_have_are_refused(tmp_path, by):
+    with pytest.raises(OptionError, match="by="):
+        runs(tmp_path).bands("loss", by)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import multiprocessing
+import os
 import random
 import shutil
 import subprocess
@@ -30,6 +31,13 @@ from hookline._record import run_directory
 from hookline._record.records import Event
 from hookline.store import compaction, runs
 from hookline.store.index import DamagedIndexError
+from hookline.store.run_contents import saved_checkpoints
+
+
+@pytest.fixture(autouse=True)
+def parquet_for_every_run(monkeypatch):
+    """Parquet files for the smallest ended run: usually those stay in the database."""
+    monkeypatch.setattr("hookline.store.ingest.COMPACT_ROWS", 0)
 
 
 def losses(found, run=None):
@@ -175,7 +183,7 @@ def test_line_with_a_flipped_bit_and_one_that_is_doubled_cost_those_lines_and_ar
     assert losses(runs(tmp_path)) == [0.0, 2.0, 3.0]
 
 
-def test_hole_in_a_journal_is_said(tmp_path):
+def test_hole_in_a_journal_is_reported(tmp_path):
     directory = finished_run(tmp_path)
     data = bytearray(journal(directory).read_bytes())
     first = data.index(b"\n") + 1
@@ -205,7 +213,7 @@ def test_files_that_are_missing_in_many_places_are_said_in_few_words(tmp_path):
     assert last == "and 15 more of the files are missing"
 
 
-def test_clock_that_jumps_back_is_said_and_nothing_is_lost(tmp_path):
+def test_clock_that_jumps_back_is_reported_and_nothing_is_lost(tmp_path):
     directory = make_run(tmp_path)
     rows = [row(1, loss=1.0, time=9000.0), row(2, loss=2.0, time=9001.0), row(3, loss=3.0, time=5401.0)]
     append(directory, *rows, ended(3, time=5402.0))
@@ -261,7 +269,7 @@ def test_files_of_ended_runs_are_taken_over_without_reading_their_journals(tmp_p
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage" * 1000, None])
-def test_damaged_database_is_made_anew(tmp_path, damage):
+def test_damaged_database_is_rebuilt(tmp_path, damage):
     directory = live_run(tmp_path)
     append(directory, row(1, loss=1.0))
     assert losses(runs(tmp_path)) == [1.0]
@@ -274,7 +282,7 @@ def test_damaged_database_is_made_anew(tmp_path, damage):
 
 
 @pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_damage_within_the_database_is_found_when_it_is_read_and_then_made_anew(tmp_path, place):
+def test_damage_within_the_database_is_found_when_it_is_read_and_then_rebuilt(tmp_path, place):
     directory, rng = live_run(tmp_path), random.Random(0)
     given = [rng.random() for _ in range(20_000)]
     append(directory, *[row(step, loss=value) for step, value in enumerate(given)])
@@ -297,7 +305,7 @@ def damage(path, place):
     path.write_bytes(content)
 
 
-def test_index_of_another_version_is_made_anew(tmp_path, monkeypatch):
+def test_index_of_another_version_is_rebuilt(tmp_path, monkeypatch):
     finished_run(tmp_path)
     assert len(losses(runs(tmp_path))) == 3
     close(tmp_path)
@@ -307,7 +315,7 @@ def test_index_of_another_version_is_made_anew(tmp_path, monkeypatch):
     assert (found.ingest().rows, len(losses(found))) == (4, 3)
 
 
-def test_damaged_parquet_file_is_made_anew(tmp_path):
+def test_damaged_parquet_file_is_rebuilt(tmp_path):
     finished_run(tmp_path)
     found = runs(tmp_path)
     expected = losses(found)
@@ -349,7 +357,7 @@ def test_run_whose_files_find_no_room_keeps_its_rows_until_they_do(tmp_path):
     assert what_store_says(found, "p/r0") == what_read_says(directory)
 
 
-def test_compacted_run_that_goes_on_keeps_its_rows_where_new_files_find_no_room(tmp_path):
+def test_compacted_run_that_continues_keeps_its_rows_where_new_files_find_no_room(tmp_path):
     directory = finished_run(tmp_path, losses=(1.0, 1.0))
     found = runs(tmp_path)
     counts = [len(losses(found))]
@@ -497,3 +505,19 @@ def test_store_that_nobody_holds_lets_go_of_its_index(tmp_path):
     command = [sys.executable, "-c", SECOND_PROCESS, str(tmp_path)]
     second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (second.stdout, second.stderr) == (" 3 3\n", "")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "deep"])
+def test_files_of_a_hostile_run_neither_block_nor_fail(tmp_path, kind):
+    good, hostile = (finished_run(tmp_path, name) for name in ("good", "hostile"))
+    saved = good / "checkpoints" / "step-1"
+    saved.mkdir(parents=True)
+    (hostile / "run.json").unlink()
+    for path in (saved / "manifest.json", hostile / "run.json"):
+        if kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.write_text("[" * 100_000)
+    [found] = saved_checkpoints(good)
+    assert (found.step, "its manifest.json" in found.damage) == (None, True)
+    assert hl.control("latest", root=tmp_path).run_dir == good

@@ -108,13 +108,13 @@ def test_odd_records_of_any_kind_are_listed_queried_and_shown(root, lines, later
     try:
         write(odd, lines)
         write(odd, [*later, *([b'{"kind":"status","status":"finished","time":2e9}'] if is_over else [])], session=1)
-        look_at_everything(root, odd)
+        check_everything(root, odd)
     finally:
         shutil.rmtree(odd)
         hl.runs(root)  # the index forgets it
 
 
-def look_at_everything(root, odd):
+def check_everything(root, odd):
     assert len(list(hl.read(odd))) >= 0
     last_status(odd), last_step(odd)
     runs = hl.runs(root)
@@ -158,10 +158,10 @@ def test_status_with_huge_steps_is_listed_with_the_largest_that_can_be_shown(tmp
 class Puzzled(Liveness):
     """Fails for one of the runs."""
 
-    def status(self, summary, directory, facts):
+    def status(self, summary, directory, facts, only_path=None):
         if directory.name == "odd":
             raise ZeroDivisionError("what is that?")
-        return super().status(summary, directory, facts)
+        return super().status(summary, directory, facts, only_path)
 
 
 def test_listing_with_an_unreadable_run_shows_its_problem_and_the_others(tmp_path, caplog):

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from recorded_runs import append, close, journal, make_run, what_read_says, what_store_says
 
+import hookline as hl
 from hookline._record.records import Event, LogLine, Metrics, Rewards, Sample, Status
 from hookline.store import runs
 
@@ -72,7 +73,7 @@ class Writers:
                 file.write(given)
 
     def _append(self, name, records, session, number):
-        """Behind what is whole: a torn tail stays as it is, with nothing readable behind it."""
+        """After what is whole: a torn tail stays as it is, with nothing readable after it."""
         append(self.directory, *records, name=name, session=session, number=number)
 
 
@@ -90,6 +91,7 @@ def test_store_after_any_history_has_what_the_reader_has(tmp_path_factory, actio
         for action, name, given_ in actions:
             if looks:
                 runs(root).ingest()
+                runs(root).series("*")
             if action == "reopen":
                 close(root)
                 if name:
@@ -97,9 +99,29 @@ def test_store_after_any_history_has_what_the_reader_has(tmp_path_factory, actio
             else:
                 writers.act(action, name, given_)
         assert what_store_says(runs(root), "p/r0") == what_read_says(writers.directory)
+        assert what_charts_show(runs(root)) == what_charts_should_show(writers.directory)
     finally:
         close(root)
         shutil.rmtree(root)
+
+
+def what_charts_show(found):
+    return {
+        (line.name, line.axis): (sorted(zip(line.x, line.y, strict=True)), line.not_finite)
+        for line in found.series("*", max_points=1000)
+    }
+
+
+def what_charts_should_show(directory):
+    shown = {}
+    for record in hl.read(directory):
+        if isinstance(record, Metrics):
+            for name, value in record.values.items():
+                points, left_out = shown.setdefault((name, record.axis), ([], [0]))
+                if isinstance(value, int | float):
+                    left_out[0] += not math.isfinite(value)
+                    points += [(float(record.step), float(value))] if math.isfinite(value) else []
+    return {key: (sorted(points), left_out[0]) for key, (points, left_out) in shown.items()}
 
 
 def test_oracle_tells_not_a_number_from_a_missing_value(tmp_path):

@@ -245,8 +245,8 @@ def test_hook_errors_and_order_are_the_last_of_each_run(tmp_path):
         for _ in run.steps(4):
             run.log(loss=1.0)
     (failed,), (order,) = runs("runs").hook_errors(), runs("runs").hook_order()
-    told = ("writer", "name", "errors", "disabled", "error", "moment", "step")
-    assert [failed[name] for name in told] == ["main", "broken", 3, True, "ValueError: at 2", "on_step_end", 3]
+    names = ("writer", "name", "errors", "disabled", "error", "moment", "step")
+    assert [failed[name] for name in names] == ["main", "broken", 3, True, "ValueError: at 2", "on_step_end", 3]
     assert json.loads(order["moments"]) == {"on_log": ["n"]}
     assert (order["left_out"], order["versions"], order["step"]) == (0, 2, 3)
 
@@ -383,6 +383,16 @@ def test_sql_cannot_read_beside_the_index_by_going_up(tmp_path):
         runs(tmp_path).sql(f"SELECT * FROM read_text('{path}')").rows()
 
 
+@pytest.mark.parametrize("name", ["tokens.json", "runs/../tokens.json", "audit.jsonl"])
+def test_sql_cannot_read_what_a_server_keeps_beside_the_index(tmp_path, name):
+    finished_run(tmp_path)
+    found = runs(tmp_path)
+    for kept in ("tokens.json", "audit.jsonl"):
+        (tmp_path / ".hookline" / kept).write_text("{}")
+    with pytest.raises(QueryError, match="disabled"):
+        found.sql(f"SELECT * FROM read_text('{tmp_path / '.hookline'}/{name}')").rows()
+
+
 def test_sql_that_takes_too_long_is_ended(tmp_path):
     finished_run(tmp_path)
     found = runs(tmp_path)
@@ -403,6 +413,16 @@ def test_sql_whose_time_is_over_before_it_is_fetched_is_ended(tmp_path):
         begun = time.monotonic()
         wait_until(lambda: time.monotonic() > begun + 0.2)  # an interrupt between two statements is lost
         relation.fetchall()
+
+
+def test_sql_with_a_column_that_has_the_name_of_a_table_reads_only_what_it_selects_from(tmp_path):
+    finished_run(tmp_path)
+    found = hl.runs(tmp_path)
+    [counted] = found.sql("SELECT count(*) AS samples, count(*) AS metrics FROM runs").rows()
+    assert counted == {"samples": 1, "metrics": 1}
+    assert found._store.index.state("p/r0").read is None
+    [both] = found.sql("SELECT count(*) AS runs FROM metrics AS runs").rows()
+    assert both == {"runs": 3}
 
 
 def test_texts_that_look_like_sql_are_texts(tmp_path):
@@ -456,3 +476,22 @@ def test_hooks_with_a_count_that_is_no_number_lack_only_that(tmp_path):
     append(make_run(tmp_path), row(1, **costs), ended())
     [found] = runs(tmp_path).hooks()
     assert (found["calls"], found["errors"], found["total_ms"]) == (None, None, 2000.0)
+
+
+def test_rows_of_small_and_large_runs_are_found_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookline.store.ingest.COMPACT_ROWS", 50)
+    append(make_run(tmp_path, "small"), *[row(step, loss=1.0) for step in range(10)], ended(10))
+    append(make_run(tmp_path, "large"), *[row(step, loss=2.0) for step in range(100)], ended(100))
+    found = runs(tmp_path)
+    counts = found.sql("SELECT run, count(*) AS n, sum(value) AS total FROM metrics GROUP BY run ORDER BY run").rows()
+    assert counts == [{"run": "p/large", "n": 100, "total": 200.0}, {"run": "p/small", "n": 10, "total": 10.0}]
+    files = (tmp_path / ".hookline" / "runs").glob("*/metrics-*.parquet")
+    assert [path.parent.name.split("-")[0] for path in files] == ["p_large"]
+
+
+def test_metrics_with_a_thousand_names_are_all_found(tmp_path):
+    names = [f"layer{number}'s norm" for number in range(1500)]
+    append(make_run(tmp_path), *[row(step, **dict.fromkeys(names, float(step))) for step in range(2)], ended(2))
+    found = runs(tmp_path)
+    assert sorted({each["name"] for each in found.metrics()}) == sorted(names)
+    assert len(found.metric_names().rows()) == 1500

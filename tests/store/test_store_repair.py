@@ -6,9 +6,17 @@ import sys
 import pytest
 from recorded_runs import append, ended, finished_run, journal, make_run, row
 
+import hookline as hl
 from hookline.store import DamagedIndexError, QueryError, runs
 from hookline.store.run_summary import Liveness
 from hookline.store.store import open_store
+
+
+@pytest.fixture(autouse=True)
+def parquet_for_every_run(monkeypatch):
+    """Parquet files for the smallest ended run: usually those stay in the database."""
+    monkeypatch.setattr("hookline.store.ingest.COMPACT_ROWS", 0)
+
 
 MISTAKES = [
     "SELECT checksum FROM metrics",
@@ -48,6 +56,15 @@ def test_mistake_of_a_query_says_so_in_a_private_index(tmp_path, query):
     assert (bool(found.note), count(found)) == (True, 2)
 
 
+def test_index_of_an_earlier_process_is_used_again_without_reading_the_journals(tmp_path):
+    code = "import sys; from hookline.store import runs; print(runs(sys.argv[1]).ingest().rows)"
+    with hl.run("live", root=tmp_path, summary=False) as run:  # the rows of a live run are in the index alone
+        run.log(loss=1.0, step=1)
+        first = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+        second = runs(tmp_path)
+        assert (int(first.stdout) > 0, second.ingest().rows, count(second)) == (True, 0, 1)
+
+
 def zeros(data):
     return bytes(len(data))
 
@@ -83,7 +100,7 @@ def asked_twice(question, found):
 
 @pytest.mark.parametrize("how", [zeros, changed_at_the_end, changed_within])
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_parquet_file_damaged_at_its_size_is_made_anew_from_the_journal(tmp_path, how, question):
+def test_parquet_file_damaged_at_its_size_is_rebuilt_from_the_journal(tmp_path, how, question):
     finished_run(tmp_path, losses=[float(step % 7) for step in range(500)])
     found = runs(tmp_path)
     assert count(found) == 500
@@ -92,7 +109,16 @@ def test_parquet_file_damaged_at_its_size_is_made_anew_from_the_journal(tmp_path
     assert QUESTIONS[question](found.refresh()) == 500
 
 
-def test_damaged_parquet_file_of_a_run_that_goes_on_is_made_anew(tmp_path):
+def test_parquet_file_of_an_earlier_boot_is_compared_before_it_is_used(tmp_path, monkeypatch):
+    directory = make_run(tmp_path)
+    append(directory, *[row(step, loss=float(step)) for step in range(100)], ended(100))
+    expected = runs(tmp_path).metrics().rows()
+    damage_parquet(tmp_path, changed_within)
+    monkeypatch.setattr("hookline.store.ingest.boot_id", lambda: "another boot")
+    assert runs(tmp_path).metrics().rows() == expected
+
+
+def test_damaged_parquet_file_of_a_run_that_continues_is_rebuilt(tmp_path):
     directory = finished_run(tmp_path)
     found = runs(tmp_path)
     assert count(found) == 3
@@ -143,7 +169,7 @@ def holes(root):
 
 
 @pytest.mark.parametrize(("is_finished", "tail"), [(True, b""), (False, bytes(9000)), (False, b'{"kind' + bytes(99))])
-def test_hole_that_begins_within_a_line_is_said(tmp_path, is_finished, tail):
+def test_hole_that_begins_within_a_line_is_reported(tmp_path, is_finished, tail):
     directory = long_run(tmp_path, is_finished=is_finished)
     data = journal(directory).read_bytes()
     journal(directory).write_bytes(with_a_hole(data) + tail)
@@ -152,7 +178,7 @@ def test_hole_that_begins_within_a_line_is_said(tmp_path, is_finished, tail):
     assert count(runs(tmp_path)) == whole - is_finished
 
 
-def test_hole_in_a_file_before_the_last_is_said_until_it_is_mended(tmp_path):
+def test_hole_in_a_file_before_the_last_is_reported_until_it_is_repaired(tmp_path):
     directory = long_run(tmp_path, is_finished=False)
     append(directory, row(300, loss=1.0), ended(300), number=1)
     data = journal(directory).read_bytes()
@@ -195,9 +221,35 @@ print(os.waitpid(child, 0)[1], len(found.refresh().metrics().rows()), found.note
 def test_handle_kept_over_a_fork_answers_from_an_index_of_its_own(tmp_path):
     finished_run(tmp_path)
     command = [sys.executable, "-c", FORK, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     own = "3 the parent of this forked process is using it 1"
     assert (done.stdout.splitlines(), done.stderr) == (["3", own, "0 3 "], "")
+
+
+LOCKED_FORK = """
+import os, sys, threading
+from hookline.store import runs
+found = runs(sys.argv[1])
+found.series("loss")
+[columns] = found._store.columns(list(found))
+columns.lock.acquire()  # as a thread that draws a chart at the fork
+with found._store._columns._lock:
+    child = os.fork()
+    if child == 0:
+        done = []
+        thread = threading.Thread(target=lambda: done.extend(found.series("loss")), daemon=True)
+        thread.start()
+        thread.join(30)
+        os._exit(0 if done and done[0].points == 3 else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_forked_child_draws_charts_whatever_its_parent_was_doing(tmp_path):
+    finished_run(tmp_path)
+    command = [sys.executable, "-c", LOCKED_FORK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 DROPPED = """
@@ -216,7 +268,7 @@ print(os.waitpid(child, 0)[1], len(found.metrics().rows()))
 def test_handle_that_a_forked_child_drops_does_nothing_to_it_or_its_parent(tmp_path):
     finished_run(tmp_path)
     command = [sys.executable, "-c", DROPPED, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert (done.stdout, done.stderr) == ("0 3\n", "")
 
 

@@ -34,6 +34,23 @@ def held_run(root, run_id="r0", **facts):
     return directory
 
 
+OPENED = """
+import os, sys
+import hookline as hl
+
+opened, listens = set(), False
+
+def note(event, arguments):
+    if listens and event == "open" and "/journal/" in str(arguments[0]):
+        opened.add(str(arguments[0]).split("/journal/")[0])
+
+sys.addaudithook(note)
+hl.runs(sys.argv[1])
+listens = True
+print(len(hl.runs(sys.argv[1])), len(opened))
+"""
+
+
 def status_at(root, now, host="here"):
     liveness = Liveness(stall_seconds=300, clock=lambda: now, host=host)
     return Runs(open_store(root), liveness)[0].status
@@ -94,6 +111,17 @@ def test_run_that_ends_with_many_predictions_still_tells_its_latest_metrics(tmp_
     assert (info.step, info.last_seen) == (2, 4.5)
     append(directory, *[predictions[0]] * 600)
     assert "loss" not in runs(tmp_path)[0].metrics  # no more than a mebibyte is looked through
+
+
+def test_run_whose_metrics_have_rows_of_their_own_shows_the_latest_value_of_each(tmp_path):
+    directory = make_run(tmp_path)
+    names = ["loss", "acc", *(f"m{number}" for number in range(20))]
+    rows = [row(step, **{name: float(step)}) for step in range(1, 40) for name in names]
+    # More than what is read at first comes between the last two rows.
+    events = [Event(time=100.0, name="note", step=39, data={"text": "x" * 1000}) for _ in range(12)]
+    append(directory, begun(), row(1, once=5.0), *rows, *events, row(40, loss=40.0), ended(40))
+    (run,) = runs(tmp_path)
+    assert run.metrics == dict.fromkeys(names, 39.0) | {"loss": 40.0, "once": 5.0}
 
 
 def test_runs_of_a_real_loop_are_running_and_then_finished_and_keep_their_sinks(tmp_path):
@@ -205,14 +233,14 @@ def restore_times(times):
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def test_run_that_never_recorded_anything_is_said_to_have_no_journal(tmp_path):
+def test_run_that_never_recorded_anything_is_reported_without_a_journal(tmp_path):
     make_run(tmp_path, started=1000.0)
     found = runs(tmp_path)
     assert (found[0].status, found[0].problems) == ("killed", ("there is no journal",))
     assert status_at(tmp_path, 1010.0) == "running"  # it is being prepared
 
 
-def test_run_of_another_machine_is_judged_by_when_it_was_last_heard_of(tmp_path):
+def test_run_of_another_machine_is_judged_by_its_last_contact(tmp_path):
     directory = make_run(tmp_path, host="elsewhere")
     append(directory, begun(time=999.0), row(1, time=1000.0, loss=1.0))
     assert [status_at(tmp_path, now) for now in (1100.0, 1500.0, 5000.0)] == ["running", "stalled", "killed"]
@@ -368,3 +396,15 @@ def test_run_that_fails_within_a_step_has_the_same_number_of_complete_steps_ever
     assert "breaks failed after 4 steps" in capsys.readouterr().err
     assert (info.step, info.num_steps, failed["step"], run.step) == (4, 10, 4, 4)
     assert last["step"] == 5  # what the step that failed had logged
+
+
+def test_unchanged_runs_that_ended_are_listed_without_opening_their_files(tmp_path):
+    finished_run(tmp_path)
+    (first,) = [info.directory for info in runs(tmp_path)]
+    for number in range(99):
+        shutil.copytree(first, first.with_name(f"copy{number}"))
+    for directory in first.parent.iterdir():  # a directory that changed within the last seconds counts as changed
+        os.utime(directory / "journal", (1000.0, 1000.0))
+    done = subprocess.run([sys.executable, "-c", OPENED, tmp_path], capture_output=True, text=True, timeout=120)
+    count, opened = map(int, done.stdout.split())
+    assert (count, opened <= 50) == (100, True), f"{opened} opened"

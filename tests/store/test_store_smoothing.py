@@ -9,7 +9,7 @@ from recorded_runs import append, ended, finished_run, make_run, row
 
 from hookline._engine.errors import OptionError
 from hookline.store import runs
-from hookline.store.series import smoothed
+from hookline.store.series import smoothed, time_weighted
 
 
 def tensorboard(values, weight):
@@ -97,3 +97,42 @@ def test_smoothing_outside_its_range_is_refused(tmp_path, smoothing):
     finished_run(tmp_path)
     with pytest.raises(OptionError, match="smoothing=.*from 0 and below 1"):
         runs(tmp_path).series("loss", smoothing=smoothing)
+
+
+def weights_and_biases(xs, ys, weight):
+    """W&B's smoothing, one value at a time."""
+    share, total, count, found = min(weight**0.5, 0.999), 0.0, 0.0, []
+    for place, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        before = xs[place - 1] if place else x
+        decay = share ** ((x - before) / (xs[-1] - xs[0]) * 1000)
+        total, count = total * decay + y, count * decay + 1
+        found.append(total / count)
+    return found
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.9, 0.9999])
+@pytest.mark.parametrize("count", [2, 3, 64, 1000, 5001])
+def test_smoothing_by_time_is_that_of_wandb_for_steps_of_any_distance(weight, count):
+    xs = np.cumsum(np.random.default_rng(count).exponential(1.0, count))
+    ys = noisy(count)
+    found = time_weighted(xs, np.array(ys), weight)
+    assert found.tolist() == pytest.approx(weights_and_biases(xs.tolist(), ys, weight), rel=1e-9)
+
+
+@pytest.mark.parametrize("xs", [[], [3.0], [3.0, 3.0]])
+def test_smoothing_by_time_without_a_range_of_x_changes_nothing(xs):
+    ys = np.arange(len(xs), dtype=float)
+    assert time_weighted(np.array(xs), ys, 0.9).tolist() == ys.tolist()
+
+
+def test_smoother_is_chosen_for_lines_and_bands_and_the_raw_line_can_have_fewer_points(tmp_path):
+    finished_run(tmp_path, losses=noisy(2000))
+    found = runs(tmp_path)
+    [line] = found.series("loss", smoothing=0.9, smoother="time_weighted", max_points=400, raw_points=20)
+    expected = weights_and_biases(list(range(2000)), noisy(2000), 0.9)
+    assert line.smoothed_y == pytest.approx([expected[int(x) - 1] for x in line.smoothed_x], rel=1e-9)
+    assert (len(line.x) <= 20 < len(line.smoothed_x), max(line.y)) == (True, max(noisy(2000)))
+    [band] = found.bands("loss", "name", smoothing=0.9, smoother="time_weighted", max_points=2000).bands
+    assert band.mean == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(OptionError, match="smoother='tw' is not known"):
+        found.series("loss", smoother="tw")

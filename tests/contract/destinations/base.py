@@ -19,7 +19,7 @@ class Destination(ABC):
     keeps_samples = False
     """Whether the texts of samples arrive."""
     faults: tuple[str, ...] = ()
-    """What `fail` can be told: ``disk_full``, ``unreachable``, ``refused``, ``hanging``, ``error``, ``half_closed``."""
+    """What `fail` accepts: ``disk_full``, ``unreachable``, ``refused``, ``hanging``, ``error``, ``half_closed``."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -34,6 +34,14 @@ class Destination(ABC):
 
     def texts(self) -> list[str]:
         """The completions of the samples that arrived, in the order of arrival."""
+        return []
+
+    def media(self) -> dict[str, Any]:
+        """The media that arrived, by name, as plain values (see `media_values`)."""
+        return {}
+
+    def artifacts(self) -> list[dict[str, Any]]:
+        """The versions of artifacts that arrived: name, kind, metadata, aliases, files, and references."""
         return []
 
     def shown(self, value: Any) -> Any:

@@ -92,6 +92,10 @@ class JsonlDestination(FileDestination):
     def texts(self):
         return [record["completion"] for record in self.records() if record["kind"] == "sample"]
 
+    def media(self):
+        found = [record for record in self.records() if record["kind"] in ("media", "table")]
+        return {record["name"]: record.get("blob") or record.get("rows") or record["data"] for record in found}
+
     def shown(self, value):
         if isinstance(value, float) and not math.isfinite(value):
             return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
@@ -127,6 +131,10 @@ class RunLogDestination(FileDestination):
 
     def texts(self):
         return [json.loads(words["completion"]) for kind, words in self.records() if kind == "sample"]
+
+    def media(self):
+        found = [words for kind, words in self.records() if kind in ("media", "table")]
+        return {json.loads(words["name"]): json.loads(words.get("blob", '""')) for words in found}
 
     def shown(self, value):
         if isinstance(value, float) and not math.isfinite(value):

@@ -3,7 +3,7 @@
 import hookline as hl
 from destinations.base import Destination
 from destinations.journal_server import TOKEN, JournalServer
-from hookline._record.records import Metrics, Sample
+from hookline._record.records import Media, Metrics, Sample
 from hookline.sinks import HooklineSink
 
 
@@ -28,6 +28,9 @@ class HooklineDestination(Destination):
     def texts(self):
         return [record.completion for record in self._records() if isinstance(record, Sample)]
 
+    def media(self):
+        return {record.name: record.blob for record in self._records() if isinstance(record, Media)}
+
     def fail(self, fault):
         self.server.fail(fault)
 
@@ -38,5 +41,5 @@ class HooklineDestination(Destination):
         self.server.end()
 
     def _records(self):
-        (directory,) = self.server.root.glob("*/*/")
+        (directory,) = self.server.root.glob("[!.]*/*/")
         return list(hl.read(directory))

@@ -1,65 +1,33 @@
 """A real `hookline serve` on loopback, behind a server of its own that passes everything on, or fails."""
 
+import gzip
 import http.client
 import socket
-import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from destinations.http_server import ANSWERS, StatusServer, _Handler, _Server
+from destinations.http_server import ANSWERS, StatusHandler, StatusServer
+from hookline._record.blobs import references_in
 from hookline.server import WebServer
-from hookline.server.tokens import Tokens
+from hookline.server.root_tokens import Tokens
 
 TOKEN = "write-token-of-the-tests"
 
 
-class JournalServer(StatusServer):
-    """`fail` takes what `StatusServer` takes, and ``truncated``: half of a body is passed on, then all breaks off.
-
-    ``half_closed`` means here that the server takes what came, and its answer breaks off.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        root.mkdir(exist_ok=True)
-        self.passed: list[str] = []
-        self.start()
-        super().__init__()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        self.behind = WebServer(self.root, tokens=Tokens(TOKEN)).__enter__()
-
-    def restart(self) -> None:
-        """End the real server, and start another one over the same directory."""
-        self.behind.__exit__(None, None, None)
-        self.start()
-
-    def listen(self) -> None:
-        self._server = _Passing(("127.0.0.1", self.port), self)
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def end(self) -> None:
-        self.close()
-        self.behind.__exit__(None, None, None)
-
-
-class _Passing(_Server):
-    def __init__(self, address: tuple[str, int], status: JournalServer) -> None:
-        self.status = status
-        ThreadingHTTPServer.__init__(self, address, _Passer)
-
-
-class _Passer(_Handler):
+class _Passer(StatusHandler):
     def do_PUT(self) -> None:
-        server, body = self.server.status, self.rfile.read(int(self.headers["Content-Length"]))
+        server: JournalServer = self.server.owner
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.command == "PUT" and urlsplit(self.path).path.endswith("/blobs"):
+            if len(server.blob_bytes) == server.hangs_after:
+                server.fault = "hanging"
+            server.blob_bytes.append(len(body) - len(body.partition(b"\n")[0]) - 1)
+        elif self.command == "PUT" and (".jsonl" in self.path or "/environment.json" in self.path):
+            named = references_in(gzip.decompress(body))
+            server.early += [digest for digest in named if not any(server.root.glob(f".blobs/??/{digest}"))]
         fault, gate = server.fault, server.gate
-        server.passed.append(f"{self.command} {self.path}")  # type: ignore[attr-defined]
+        server.passed.append(f"{self.command} {self.path}")
         server.arrived.set()
         if fault == "hanging":
             gate.wait()
@@ -79,8 +47,8 @@ class _Passer(_Handler):
     do_POST = do_PUT
 
     def _place(self) -> tuple[str, int]:
-        parts = urlsplit(self.server.status.behind.url)  # type: ignore[attr-defined]
-        return parts.hostname, parts.port  # type: ignore[return-value]
+        parts = urlsplit(self.server.owner.behind.url)
+        return parts.hostname, parts.port
 
     def _pass(self, body: bytes) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self._place())
@@ -99,3 +67,39 @@ class _Passer(_Handler):
             head += "".join(f"{name}: {value}\r\n" for name, value in self.headers.items() if name.lower() != "host")
             connection.sendall(head.encode() + b"\r\n" + body[: len(body) // 2])
         self.close_connection = True
+
+
+class JournalServer(StatusServer):
+    """`fail` takes what `StatusServer` takes, and ``truncated``: half of a body is passed on, then all breaks off.
+
+    ``half_closed`` means here that the server takes what came, and its answer breaks off.
+    """
+
+    handler = _Passer
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.root = root
+        root.mkdir(exist_ok=True)
+        self.options = options
+        self.passed: list[str] = []
+        self.blob_bytes: list[int] = []  # of each request with blobs
+        self.early: list[str] = []  # blobs whose records came before them
+        self.hangs_after: int | None = None  # requests with blobs
+        self.start()
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.behind = WebServer(self.root, tokens=Tokens(TOKEN), **self.options).__enter__()
+
+    def restart(self) -> None:
+        """End the real server, and start another one over the same directory."""
+        self.behind.__exit__(None, None, None)
+        self.start()
+
+    def end(self) -> None:
+        self.close()
+        self.behind.__exit__(None, None, None)

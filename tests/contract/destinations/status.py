@@ -16,10 +16,10 @@ class StatusDestination(Destination):
         self.server = StatusServer()
 
     def sink(self):
-        return StatusSink(self.server.url, metrics="all", timeout_seconds=0.3)
+        return StatusSink(self.server.url, metrics="all", timeout_seconds=3.0)
 
     def metrics(self):
-        rows = self.server.told("metrics")
+        rows = self.server.reported("metrics")
         return [(row["step"], key, value) for row in rows for key, value in row["metrics"].items()]
 
     def shown(self, value):

@@ -2,8 +2,10 @@
 
 import struct
 
+import tensorboard.util.tensor_util
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from destinations import media_values
 from destinations.base import LEFT_OUT
 from destinations.files import FileDestination
 from hookline.sinks import TensorboardSink
@@ -32,6 +34,15 @@ class TensorboardDestination(FileDestination):
         events = [(event.step, tag, event) for tag in samples for event in found.Tensors(tag)]
         return [block(text_of(event), "completion") for _, _, event in sorted(events, key=lambda item: item[:2])]
 
+    def media(self):
+        found = read(self.path)
+        plugins = {tag: found.SummaryMetadata(tag).plugin_data.plugin_name for tag in found.Tags()["tensors"]}
+        return {
+            tag.removesuffix("/text_summary"): _value(plugin, found.Tensors(tag)[-1].tensor_proto)
+            for tag, plugin in plugins.items()
+            if plugin != "hparams"
+        }
+
     def shown(self, value):
         if value is None or isinstance(value, str):
             return LEFT_OUT
@@ -44,6 +55,17 @@ class TensorboardDestination(FileDestination):
 def read(directory):
     """All that TensorBoard finds in a directory, without the ones below it."""
     return EventAccumulator(str(directory), size_guidance=EVERYTHING).Reload()
+
+
+def _value(plugin, tensor):
+    array = tensorboard.util.tensor_util.make_ndarray(tensor)
+    if plugin == "images":
+        return media_values.image(array[2])
+    if plugin == "audio":
+        return media_values.audio(array[0][0])
+    if plugin == "text":
+        return array.item().decode()
+    return [[round(float(number), 6) for number in row] for row in array]
 
 
 def tags(found):

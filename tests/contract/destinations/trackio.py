@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from pathlib import Path
 
+from destinations import media_values
 from destinations.base import LEFT_OUT
 from destinations.files import FileDestination
 from hookline.sinks import TrackioSink
@@ -28,6 +29,28 @@ class TrackioDestination(FileDestination):
         with trackio_in(self.path) as (storage, run):
             traces = storage.get_traces(PROJECT, run_id=run.id, sort="request_time_asc")
         return [trace["messages"][1]["content"] for trace in traces]
+
+    def media(self):
+        with trackio_in(self.path) as (storage, run):
+            rows = storage.get_logs(PROJECT, run_id=run.id)
+        return {name: self._value(value) for row in rows for name, value in row.items() if isinstance(value, dict)}
+
+    def _value(self, value):
+        content = (self.path / "media" / value["file_path"]).read_bytes() if "file_path" in value else b""
+        match value["_type"]:
+            case "trackio.image" | "trackio.video":
+                return media_values.image(content)
+            case "trackio.audio":
+                return media_values.audio(content)
+            case "trackio.histogram":
+                return media_values.bins(value["values"], value["bins"])
+            case "trackio.table":
+                rows = [list(row.values()) for row in value["_value"]]
+                cells = [[cell["_type"] if isinstance(cell, dict) else cell for cell in row] for row in rows]
+                return {"columns": list(value["_value"][0]), "rows": cells}
+            case "trackio.html":
+                return content.decode()
+        return value["_value"]
 
     def shown(self, value):
         return LEFT_OUT if value is None else value

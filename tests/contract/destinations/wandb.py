@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from destinations import media_values
 from destinations.base import LEFT_OUT
 from destinations.files import FileDestination
 from hookline.sinks import WandbSink
@@ -27,6 +28,7 @@ class WandbDestination(FileDestination):
         super().__init__(directory)
         self.patch = pytest.MonkeyPatch()
         self.patch.setenv("WANDB_ERROR_REPORTING", "false")
+        self.patch.setenv("WANDB_DATA_DIR", str(directory / "wandb-data"))
         self.patch.setattr(subprocess.Popen, "__del__", _forgotten)
         self.healed = threading.Event()
 
@@ -44,10 +46,67 @@ class WandbDestination(FileDestination):
         tables = [row["samples/train"]["path"] for row in read_rows(self.path.parent) if "samples/train" in row]
         found = []
         for path in tables:
-            (file,) = self.path.parent.glob(f"wandb/*run-*/files/{path}")
+            *_, file = sorted(self.path.parent.glob(f"wandb/*run-*/files/{path}"))  # each session has its own folder
             table = json.loads(file.read_text(encoding="utf-8"))
             found += [row[table["columns"].index("completion")] for row in table["data"]]
         return found
+
+    def media(self):
+        rows = read_rows(self.path.parent)
+        values = {name: value for row in rows for name, value in row.items() if not name.startswith(("_", "train/"))}
+        return {name: self._value(value) for name, value in values.items() if name != "loss"}
+
+    def _value(self, value):
+        if isinstance(value, str):
+            return self._file(value).read_bytes()
+        match value["_type"]:
+            case "image-file" if "boxes" in value:
+                boxes = json.loads(self._file(value["boxes"]["boxes"]["path"]).read_text())
+                mask = media_values.image(self._file(value["masks"]["truth"]["path"]).read_bytes())
+                return {"boxes": boxes["box_data"], "labels": boxes["class_labels"], "mask": mask}
+            case "images/separated":
+                return [media_values.image(self._file(path).read_bytes()) for path in value["filenames"]]
+            case "image-file" | "video-file":
+                return media_values.image(self._file(value["path"]).read_bytes())
+            case "audio-file":
+                return media_values.audio(self._file(value["path"]).read_bytes())
+            case "histogram":
+                return media_values.bins(value["values"], value["bins"])
+            case "table-file":
+                table = self._table(value)
+                cells = [[cell["_type"] if isinstance(cell, dict) else cell for cell in row] for row in table["data"]]
+                return {"columns": table["columns"], "rows": cells}
+            case "plotly-file":
+                return json.loads(self._file(value["path"]).read_text())["data"]
+        return self._file(value["path"]).read_text()
+
+    def _table(self, value):
+        """A table of an artifact, which also has the media in its cells."""
+        artifacts = [record.artifact for record in read_records(self.path.parent) if record.HasField("artifact")]
+        files = {entry.path: entry.local_path for each in artifacts for entry in each.manifest.contents}
+        return json.loads(Path(files[value["artifact_path"].rpartition("/")[2]]).read_text(encoding="utf-8"))
+
+    def artifacts(self):
+        """By name and digest, as a server keeps them: the same content is one version."""
+        found = {}
+        for record in read_records(self.path.parent):
+            if record.HasField("artifact"):
+                made = record.artifact
+                entries = list(made.manifest.contents)
+                found[made.name, made.digest] = {
+                    "name": made.name,
+                    "kind": made.type,
+                    "metadata": json.loads(made.metadata),
+                    "aliases": list(made.aliases),
+                    "files": {each.path: Path(each.local_path).read_bytes() for each in entries if not each.ref},
+                    "references": {each.path: each.ref for each in entries if each.ref},
+                    "is_used": made.use_after_commit,
+                }
+        return list(found.values())
+
+    def _file(self, path):
+        *_, file = sorted(self.path.parent.glob(f"wandb/*run-*/files/{path}"))  # each session has its own folder
+        return file
 
     def shown(self, value):
         return LEFT_OUT if value is None else value

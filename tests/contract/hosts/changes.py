@@ -62,6 +62,16 @@ def also_before(other: str) -> Change:
     return lambda names, moment: [n for name in names for n in ((moment, name) if name == other else (name,))]
 
 
+def also_before_last(other: str) -> Change:
+    """Also fires before the last of another moment."""
+
+    def apply(names: Names, moment: str) -> Names:
+        place = max(index for index, there in enumerate(names) if there == other)
+        return [*names[:place], moment, *names[place:]]
+
+    return apply
+
+
 def also_after(other: str) -> Change:
     """Also fires after each of another moment."""
     return lambda names, moment: [n for name in names for n in ((name, moment) if name == other else (name,))]

@@ -7,6 +7,7 @@ calls the functions that threads call, and moves the clock.
 import io
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import hookline as hl
 from hookline import callbacks
 from hookline._engine.hook_manager import CompositeHook
 from hookline._engine.hooks import CheckpointHook, LoggingHook, MetricsHook
+from hookline._engine.jax_trees import named_leaves
 from hookline._record.reader import read
 from hookline._record.records import Event, Metrics, Sample, Status
 from hookline.rl.hooks import EvaluationHook
@@ -41,7 +43,11 @@ class Nudges(hl.Callback):
         self.bench = bench
 
     def on_before_optimizer_step(self, loop: Any, optimizer: Any) -> None:
-        if self.bench.leaves and loop.step == NUDGED_AT:  # the guard leaves this update out
+        if not self.bench.leaves or loop.step != NUDGED_AT:
+            return
+        if getattr(loop, "gradients", None) is not None:  # the guard leaves this update out
+            loop.gradients = sys.modules["jax"].tree.map(lambda each: each * float("nan"), loop.gradients)
+        else:
             loop.model.get_parameter(next(iter(dict(loop.model.named_parameters())))).grad.fill_(float("nan"))
 
     def on_step_end(self, loop: Any, step_idx: int) -> dict[str, float]:
@@ -68,7 +74,8 @@ class Looks(hl.Callback):
     def on_validation_start(self, loop: Any) -> None:
         averages = list(self.bench.made["ema"].averages.values())
         if averages:
-            trained = [each.detach() for each in loop.model.parameters() if each.requires_grad]
+            trained = [*named_leaves(loop.model).values()]
+            trained = trained or [each.detach() for each in loop.model.parameters() if each.requires_grad]
             same = [bool((one == other).all()) for one, other in zip(trained, averages, strict=True)]
             self.bench.averaged.append(all(same))
 
@@ -89,6 +96,7 @@ class Bench:
     now: float = 0.0
     lines: list[str] = field(default_factory=list)
     alerts: list[Any] = field(default_factory=list)
+    stuck: list[int] = field(default_factory=list)
     printed: io.StringIO = field(default_factory=io.StringIO)
     drawn: io.StringIO = field(default_factory=io.StringIO)
     seen: RecordingCallback = field(default_factory=RecordingCallback)
@@ -116,6 +124,9 @@ class Bench:
             "logging_hook": LoggingHook(1),
             "metrics_hook": MetricsHook(1, lambda context: {"collected": 1.0}),
             "nan_guard": callbacks.NaNGuard("skip", "nudges/poison"),
+            "no_progress": callbacks.NoProgress(
+                "loss", steps=1, min_delta=1e9, action=lambda loop, found: self.stuck.append(found["step"])
+            ),
             "print_progress": callbacks.PrintProgress(every=1),
             "progress_bar": callbacks.ProgressBar(console=Console(file=self.drawn, force_terminal=True)),
             "progress_watchdog": callbacks.ProgressWatchdog(HOUR, clock=clock),
@@ -210,13 +221,14 @@ EFFECTS: dict[str, Callable[[Found], bool]] = {
     "early_stopping": lambda found: found.second.made["early_stopping"].best is not None,
     "ema": lambda found: found.second.made["ema"].updates == STEPS and all(found.second.averaged),
     "evaluation_hook": lambda found: found.has_metric("(.*/)?probe/.*"),
-    "gradient_monitor": lambda found: found.has_metric("grad_norm/.*"),
+    "gradient_monitor": lambda found: found.has_metric("(clipped_)?grad_norm/.*"),
     "heartbeat": lambda found: any(isinstance(r, Status) and r.status == "heartbeat" for r in found.records),
     "learning_rate_monitor": lambda found: found.has_metric("lr(/.*)?"),
     "logger": lambda found: found.has_line("hookline.training: "),
     "logging_hook": lambda found: found.has_line("hookline.hooks: step "),
     "metrics_hook": lambda found: found.has_metric(".*/collected"),
     "nan_guard": lambda found: any("nudges/poison" in reason for reason in found.not_finite),
+    "no_progress": lambda found: len(found.first.stuck) == 1,
     "print_progress": lambda found: re.search(r"^step +\d+", found.second.printed.getvalue(), re.MULTILINE) is not None,
     "progress_bar": lambda found: f"{STEPS}/{STEPS}" in found.second.drawn.getvalue(),
     "progress_watchdog": lambda found: "hang" in found.events,

@@ -23,7 +23,10 @@ class JaxLoop(Host):
             for _ in loop.epochs(EPOCHS):
                 for batch in loop.steps(batches(TRAIN)):
                     loss, slope = jax.value_and_grad(loss_of)(loop.train_state, batch)
-                    loop.train_state = jax.tree.map(lambda old, by: old - LEARNING_RATE * by, loop.train_state, slope)
+                    if loop.before_update(slope):
+                        loop.train_state = jax.tree.map(
+                            lambda old, by: old - LEARNING_RATE * by, loop.train_state, slope
+                        )
                     loop.log(loss=loss)
                 if loop.stop_requested:
                     break

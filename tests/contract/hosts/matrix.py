@@ -2,7 +2,7 @@
 
 The tests compare what they find with the file. With ``UPDATE_MATRIX=1`` in the environment they write it instead::
 
-    UPDATE_MATRIX=1 python -m pytest -n 0 tests/contract/test_{hosts,steering,builtins_in_hosts}.py
+    UPDATE_MATRIX=1 python -m pytest -n 0 tests/contract/test_{hosts,builtins_in_hosts}.py
     python scripts/moments_reference.py
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline import MOMENTS
-from hosts import differences
+from hosts import TABLE, differences
 from hosts.differences import Difference
 from hosts.effects import EFFECTS
 
@@ -21,13 +21,13 @@ FILE = Path(__file__).with_name("matrix.json")
 Found = dict[str, Any]
 
 
-def moments_found(told: Collection[str], known: list[Difference]) -> Found:
+def moments_found(reported: Collection[str], known: list[Difference]) -> Found:
     """What is known of the moments of a host, as the file has it."""
     notes: dict[str, list[str]] = {}
     for each in known:
         notes.setdefault(each.moment, []).append(each.reason)
     reasons = {moment: list(dict.fromkeys(given)) for moment, given in notes.items()}
-    return {"told": [name for name in MOMENTS if name in told], "notes": reasons}
+    return {"fired": [name for name in MOMENTS if name in reported], "notes": reasons}
 
 
 def builtins_found(host: str) -> Found:
@@ -36,6 +36,14 @@ def builtins_found(host: str) -> Found:
     works = [name for name in sorted(EFFECTS) if name not in idle]
     noted = {name: reason for (where, name), reason in differences.NOTES.items() if where == host}
     return {"works": works, "notes": differences.partly(host) | noted, "idle": idle}
+
+
+def hosts_listed() -> list[Found]:
+    """The hosts of the matrix in their order, as the file has them."""
+    return [
+        {"name": name, "title": entry.title, "group": entry.group, "stand_in": entry.stand_in}
+        for name, entry in TABLE.items()
+    ]
 
 
 def read() -> Found:
@@ -48,7 +56,7 @@ def check(found: Any, *place: str) -> None:
     """Compare something found with its place in the file, or write it there."""
     matrix = read()
     *sections, name = place
-    section = matrix
+    section: Any = matrix
     for each in sections:
         section = section.setdefault(each, {})
     if os.environ.get("UPDATE_MATRIX") == "1":

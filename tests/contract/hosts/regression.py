@@ -22,9 +22,9 @@ HELD_OUT = numbers(4, seed=1)
 """Two batches of two."""
 
 
-def loader(data: tuple[torch.Tensor, torch.Tensor]) -> Any:
+def loader(data: tuple[torch.Tensor, torch.Tensor], batch_size: int = 2) -> Any:
     """The batches, always in the same order."""
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=2)
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=batch_size)
 
 
 def line() -> torch.nn.Linear:

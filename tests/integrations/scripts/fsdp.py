@@ -159,7 +159,7 @@ def fitted():
 def refused():
     """What is refused before anything begins."""
 
-    def told(make):
+    def reported(make):
         try:
             make()
         except hl.HooklineError as error:
@@ -174,12 +174,12 @@ def refused():
     config = hl.TrainerConfig(epochs=1, output_dir=str(ROOT / "refused"))
     return {
         "early": [
-            told(lambda: run(net, early)),
-            told(lambda: hl.Trainer(net, samples(), config=config, loss=loss, optimizer=early)),
+            reported(lambda: run(net, early)),
+            reported(lambda: hl.Trainer(net, samples(), config=config, loss=loss, optimizer=early)),
         ],
         "fsdp1": [
-            told(lambda: run(old, torch.optim.SGD(old.parameters(), lr=0.1))),
-            told(lambda: hl.Trainer(old, samples(), config=config, loss=loss)),
+            reported(lambda: run(old, torch.optim.SGD(old.parameters(), lr=0.1))),
+            reported(lambda: hl.Trainer(old, samples(), config=config, loss=loss)),
         ],
     }
 

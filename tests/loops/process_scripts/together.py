@@ -233,7 +233,7 @@ def on_its_way(number):
 
 def means():
     """What is recorded of values that differ between processes, and what subscribers are given."""
-    given, heard = [], []
+    given, received = [], []
 
     class Late(hl.Callback):
         def on_step_end(self, loop, step_idx, batch, metrics):
@@ -241,8 +241,8 @@ def means():
             loop.log(late=10.0 * (RANK + 1))
 
         def on_log(self, loop, step, metrics):
-            heard.append([step, *sorted(metrics)])
-            loop.log(heard=len(heard), reduce="none")
+            received.append([step, *sorted(metrics)])
+            loop.log(received=len(received), reduce="none")
 
     early = hl.callbacks.EarlyStoppingCallback("val/loss", patience=9)
     with hl.run("means", root=ROOT / "means", callbacks=[Late(), early], strict=True, summary=False) as run:
@@ -262,7 +262,7 @@ def means():
             validation.log(loss=float(RANK))
         for _ in run.steps(1):
             pass
-    return facts(run) | {"given": given, "heard": heard, "directory": str(run.dir), "warnings": list(WARNINGS)}
+    return facts(run) | {"given": given, "received": received, "directory": str(run.dir), "warnings": list(WARNINGS)}
 
 
 def stops():
@@ -329,7 +329,7 @@ def requests():
 
 
 def resumed():
-    """A training that is stopped in the middle of its second epoch and taken up, and one that is not."""
+    """A training that is stopped in its second epoch and resumed, and one that is not."""
     given = {"epochs": 3, "train": samples(16), "val": samples(6, seed=1), "optimizer": "adamw"}
     given |= {"learning_rate": 0.01, "schedule": "cosine"}
     whole, first, second = Losses(), Losses(), Losses()
@@ -338,18 +338,18 @@ def resumed():
     stop = hl.on("step_end", lambda loop: loop.request_stop("for now") if loop.step == 6 else None)
     halved = trainer("halved", net=model(dropout=0.5), callbacks=[first, stop], **given)
     halved.fit()
-    taken_up = trainer("halved", net=model(dropout=0.5, seed=9), callbacks=[second], **given)
+    continued = trainer("halved", net=model(dropout=0.5, seed=9), callbacks=[second], **given)
     torch.randn(7)  # whatever was drawn before does not matter
-    taken_up.resume("last")
+    continued.resume("last")
     dist.barrier()
     return {
         "straight": whole.seen,
         "halved": first.seen + second.seen,
         "steps": [len(first.seen), len(second.seen)],
-        "weights": [weights(straight), weights(taken_up)],
-        "directory": str(taken_up.output_dir),
-        "same": halved.output_dir == taken_up.output_dir,
-        "history": [row.step for row in taken_up.history if "loss" in row.metrics],
+        "weights": [weights(straight), weights(continued)],
+        "directory": str(continued.output_dir),
+        "same": halved.output_dir == continued.output_dir,
+        "history": [row.step for row in continued.history if "loss" in row.metrics],
     }
 
 
@@ -360,7 +360,7 @@ def saved():
     return facts(made) | {"weights": weights(made), "moments": moments(made)}
 
 
-def taken_up():
+def continued():
     """Go on with the checkpoints that others saved, on another number of processes or not sharded."""
     found = {}
     for saved in sorted(ROOT.parent.glob("*/saved/default/*/checkpoints/step-00000002")):
@@ -447,16 +447,17 @@ class BadBatch:
 
 
 def fails_in_turn():
-    """One failure after the other, each with a connection of its own."""
-    told = []
+    """One failure after the other, each with a connection of its own; no process ends for good before the last."""
+    distributed.PATIENCE_SECONDS = 120.0
+    reported = []
     for scenario in (fails_in_a_bare_run, fails_in_validation, fails_to_save):
         try:
             scenario()
         except Exception as error:
-            told.append(type(error).__name__)
+            reported.append(type(error).__name__)
         dist.destroy_process_group()
         connect(f"store-after-{scenario.__name__}", 2)
-    raise RuntimeError(f"failed with {', '.join(told)}")
+    raise RuntimeError(f"failed with {', '.join(reported)}")
 
 
 def fails_in_a_bare_run():

@@ -48,4 +48,4 @@ class Words:
 
 environment: rl.Environment = Words()
 lessons = rl.CurriculumConfig([rl.Lesson("words", environment)])
-settings = rl.GRPOConfig(clip=0.1, kl=0.01)
+settings = rl.GRPOConfig(epsilon=0.1, beta=0.01)

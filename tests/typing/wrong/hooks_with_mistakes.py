@@ -35,7 +35,7 @@ hl.TrainerConfig(max_step=10)  # error
 hl.callbacks.EarlyStoppingCallback(monitor=3)  # error
 hl.callbacks.NaNGuard("explode")  # error
 CsvSink(colums=("step",))  # error
-rl.GRPOConfig(clip="much")  # error
+rl.GRPOConfig(epsilon="much")  # error
 hl.Experiment("x", [], mode="best")  # error
 
 

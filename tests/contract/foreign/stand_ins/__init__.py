@@ -1,0 +1,1 @@
+"""Small stand-ins for packages that are not installed, with the interfaces that hookline uses of them."""
