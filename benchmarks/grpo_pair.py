@@ -71,6 +71,8 @@ class Turns:
 class Stopwatch(hl.Callback):
     """Takes the time of each step but the first, keeps what was done in it, and passes the turn on.
 
+    The first step ends when the environment of the run has been gathered.
+
     Attributes:
         nanoseconds: What each step took: from the end of the one before, whose row is still to be written then.
         steps: The rollouts and the loss of each step.
@@ -91,6 +93,10 @@ class Stopwatch(hl.Callback):
         now = clocks()
         if self._began is not None:
             self.nanoseconds.append((now[0] - self._began[0], now[1] - self._began[1]))
+        else:  # it belongs to the start of a run, and not to a step
+            for thread in threading.enumerate():
+                if thread.name == "hookline-environment":
+                    thread.join()
         self.steps.append((float(metrics["loss"]), [_facts(rollout) for rollout in self.rollouts]))
         if self._turns is not None:
             self._turns.pass_on(self.own)
