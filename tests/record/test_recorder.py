@@ -105,6 +105,29 @@ def test_recorder_samples_keep_what_is_known_and_what_is_not(tmp_path):
     assert (second.step, second.lesson, second.group, second.axis) == (9, "sums", "g1", "eval")
 
 
+@pytest.mark.parametrize(
+    ("change", "prompt", "timings"),
+    [
+        ({}, "3141>", {"generate": 0.5, "score": 2}),
+        ({"prompt": "token=3c5d7a9b1e2f4a6c"}, "token=[redacted]", {"generate": 0.5, "score": 2}),
+        ({"timings": {"generate": math.inf}}, "3141>", {}),
+        ({"timings": {3: 0.5}}, "3141>", {}),
+    ],
+    ids=["plain", "secret", "infinite", "no name"],
+)
+def test_recorder_sample_of_a_rollout_is_the_same_with_and_without_a_closer_look(change, prompt, timings, tmp_path):
+    row = {"prompt": "3141>", "completion": "1134", "rewards": {"correct": 1.0}, "total": 1.0, "advantage": -0.5}
+    row |= {"rollout": "0-1-0", "episode": "0-1-0", "finish": "stop", "timings": {"generate": 0.5, "score": 2}}
+    samples = []
+    for name, redact in (("quick", None), ("close", lambda text: text)):
+        recorder = recorded(tmp_path / name, redact=redact)
+        recorder.samples([row | change], step=1)
+        recorder.close()
+        samples += [msgspec.structs.replace(sample, time=0.0) for sample in hl.read(tmp_path / name)]
+    assert samples[0] == samples[1]
+    assert (samples[0].prompt, samples[0].timings, samples[0].extra["episode"]) == (prompt, timings, "0-1-0")
+
+
 def test_recorder_long_texts_are_cut_and_marked(tmp_path):
     recorder = recorded(tmp_path, text_bytes=10)
     recorder.samples([{"prompt": "short", "completion": "é" * 5_000_000, "note": "n" * 11}], step=1)
