@@ -32,6 +32,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 CONTEXT_LENGTH = 64
+_LOADING = threading.Lock()
+"""transformers replaces a method of all its models while it loads one: two at once would leave theirs replaced."""
 
 
 class TableModel:
@@ -75,7 +77,8 @@ class TorchModel:
     def load_directory(self, path: str) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model = AutoModelForCausalLM.from_pretrained(path).eval()
+        with _LOADING:
+            self.model = AutoModelForCausalLM.from_pretrained(path).eval()
 
     def load_adapter(self, name: str, path: str) -> None:
         from peft import PeftModel
