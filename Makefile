@@ -1,6 +1,6 @@
 # make demo    set up what is needed and show what hookline does
 # make test    set up everything and run the tests
-# make retest  run up to three failed tests once more
+# make retest  run up to ten failed tests once more
 # make coverage  the same with the coverage of the source, which takes a third longer
 # make fast    the part of the tests that takes a minute; make repeat runs it twenty times
 # make check   lint, formatting, types; make lint-js checks the page's JavaScript alone
@@ -27,9 +27,9 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev system
 	$(BIN)/pytest
 
-# Runs up to three failed tests once more, without others beside them. It fails if there are more, or one fails again.
+# Runs up to ten failed tests once more, without others beside them. It fails if there are more, or one fails again.
 retest: $(VENV)/.dev system
-	$(BIN)/python -c 'import json, sys; sys.exit(len(json.load(open(".pytest_cache/v/cache/lastfailed"))) > 3)'
+	$(BIN)/python -c 'import json, sys; sys.exit(len(json.load(open(".pytest_cache/v/cache/lastfailed"))) > 10)'
 	$(BIN)/pytest -n 0 --last-failed --last-failed-no-failures none
 
 coverage: $(VENV)/.dev system
