@@ -12,6 +12,7 @@ so slow reads never delay senders.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import re
@@ -388,14 +389,36 @@ class WriteContext:
             self._last_done = time.monotonic()  # nothing was to be done before
         self._pending += 1
 
-        def timed() -> tuple[Any, float]:
-            start = time.monotonic()
-            return work(), time.monotonic() - start
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any, error: BaseException | None, seconds: float) -> None:
+            if error is None:
+                self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
+            if done.cancelled():
+                return
+            if error is None:
+                done.set_result(result)
+            else:
+                done.set_exception(error)
+
+        def timed() -> None:
+            start, result, failure = time.monotonic(), None, None
+            try:
+                result = work()
+            except BaseException as error:
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, result, failure, time.monotonic() - start)
 
         try:
-            result, seconds = await asyncio.get_running_loop().run_in_executor(self._pool, timed)
-            self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
-            return result
+            # Not `run_in_executor`: chaining two futures costs more than the work of a small batch.
+            job = self._pool.submit(timed)
+            try:
+                return await done
+            except asyncio.CancelledError:
+                job.cancel()  # it may not have a thread yet
+                raise
         finally:
             self._pending -= 1
             self._last_done = time.monotonic()

@@ -108,13 +108,22 @@ class BodyLimits:
         try:
             # One timer for both limits: every request pays for it.
             async with asyncio.timeout_at(min(deadline, clock() + self.chunk_seconds)) as timer:
-                async for chunk in request.stream():
+                while True:
+                    # Not `Request.stream`, which yields the chunks and an empty one: most bodies come in one piece.
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        from starlette.requests import ClientDisconnect
+
+                        raise ClientDisconnect
+                    chunk = message.get("body", b"")
                     if body.held + len(chunk) > limit:
                         raise _too_large(limit)
                     body.hold(len(chunk))
                     chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        break
                     timer.reschedule(min(deadline, clock() + self.chunk_seconds))
-            return b"".join(chunks)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         except TimeoutError:
             raise BodyError(408, f"The body timed out after {body.held:,} bytes. Send it again.") from None
 

@@ -12,7 +12,8 @@
 - Which blobs its sender has sent is kept in ``.sent-blobs``, if a token for some projects was used; see `SentBlobs`.
 - ``received.json`` holds the origin; its modification time is the last contact: a heartbeat, or any other request.
 
-Every call opens the few files it needs. All methods may be called from any thread.
+Every call opens the few files it needs, but for the owner and the metric names of a run whose directory has not changed
+since the last call. All methods may be called from any thread.
 """
 
 import codecs
@@ -23,7 +24,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,10 @@ _FOR_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CHUNK = 128 << 10
 _READ_BYTES = 1 << 20
 _BLOB_BYTES = ".blob-bytes"
+_KNOWN_RUNS, _KNOWN_NAMES_BYTES = 2048, 8 << 10
+"""How many runs are known at a time, and the total length of the metric names that are kept of one."""
+_TICK_SECONDS = 1.0
+"""Two changes of a directory within this time may leave it with the same times."""
 
 
 class ConflictError(HooklineError, RuntimeError):
@@ -80,6 +85,21 @@ class SentBlobs:
     is_limited: bool = False
 
 
+@dataclass(slots=True)
+class _KnownRun:
+    """What was read of a run.
+
+    Args:
+        stamp: The times of its directory before that. Its files are only replaced by renaming others, which changes
+            these times: while they are the same, so is what was read.
+        names: Its metric names; None if they were not read yet, or are too many to keep.
+    """
+
+    stamp: tuple[int, ...]
+    received: ReceivedInfo | None
+    names: frozenset[str] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ReceivedRuns:
     """Stores received runs.
@@ -91,6 +111,7 @@ class ReceivedRuns:
 
     root: Path
     clock: Callable[[], float] = time.time
+    _known: dict[tuple[int, int], _KnownRun] = field(default_factory=dict, repr=False, compare=False)
 
     def claim(
         self, project: str, run: str, origin: str, facts: bytes, *, own_blobs_only: bool = False
@@ -142,7 +163,8 @@ class ReceivedRuns:
         names = metric_names(lines)
         with self._open_run(project, run) as directory:
             self._check_owner(directory, project, run, origin)
-            _add_names(directory, names)
+            if not names.keys() <= self._names_of(directory):
+                _add_names(directory, names)
             return self._write_lines(directory, file, offset, lines)
 
     def write_lines(self, project: str, run: str, file: str, *, origin: str, offset: int | None, lines: bytes) -> int:
@@ -366,8 +388,33 @@ class ReceivedRuns:
             raise taken_error(project, run, "a run of another sender")
         _make_directory(directory, JOURNAL)
 
+    def _known_run(self, directory: int) -> _KnownRun:
+        """What is known of a run: read now, unless nothing in its directory has changed since the last time."""
+        found = os.fstat(directory)
+        key, stamp = (found.st_dev, found.st_ino), (found.st_mtime_ns, found.st_ctime_ns)
+        known = self._known.get(key)
+        if known is not None and known.stamp == stamp:
+            return known
+        known = _KnownRun(stamp, _read_received(directory))
+        # Times are coarse: the directory might change again within the same tick.
+        if time.time() - found.st_mtime > _TICK_SECONDS:
+            if len(self._known) >= _KNOWN_RUNS:
+                self._known.clear()
+            self._known[key] = known
+        return known
+
+    def _names_of(self, directory: int) -> frozenset[str]:
+        """The metric names of a run; others may have been added since, but none is ever removed."""
+        known = self._known_run(directory)
+        if known.names is not None:
+            return known.names
+        names = frozenset(_read_names(directory))
+        if sum(map(len, names)) <= _KNOWN_NAMES_BYTES:
+            known.names = names
+        return names
+
     def _check_owner(self, directory: int, project: str, run: str, origin: str) -> ReceivedInfo:
-        info = _read_received(directory)
+        info = self._known_run(directory).received
         if info is None:
             raise unclaimed_error(project, run)
         if info.origin != origin:
@@ -452,17 +499,23 @@ def append_lines(journal: int, file: str, offset: int | None, lines: bytes) -> i
 def _open_for_append(journal: int, file: str) -> Iterator["int | None"]:
     """A locked descriptor of a file, which is created if it does not exist; None if it is compressed."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    # Created only where nothing is: beside a compressed file, readers would prefer the new and empty one.
-    exists, is_compressed = (_file_type(journal, name) is not None for name in (file, f"{file}{SUFFIX}"))
-    if is_compressed and not exists:
-        yield None
-        return
-    with _open(journal, file, flags | os.O_CREAT) as descriptor, files.exclusive(descriptor):
-        # It may have been compressed between the check and the lock: it is then gone, or a new file in its place.
-        found = os.fstat(descriptor)
-        if found.st_nlink and not found.st_size and _file_type(journal, f"{file}{SUFFIX}") is not None:
-            os.unlink(file, dir_fd=journal)
-        yield descriptor if os.fstat(descriptor).st_nlink else None
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(_open(journal, file, flags))
+        except _MissingError:
+            # Created only where nothing is: beside a compressed file, readers would prefer the new and empty one.
+            if _file_type(journal, f"{file}{SUFFIX}") is not None:
+                yield None
+                return
+            descriptor = stack.enter_context(_open(journal, file, flags | os.O_CREAT))
+        with files.exclusive(descriptor):
+            # It may have been compressed between the check and the lock: it is then gone, or a new file in its place.
+            found = os.fstat(descriptor)
+            is_there = found.st_nlink > 0
+            if is_there and not found.st_size and _file_type(journal, f"{file}{SUFFIX}") is not None:
+                os.unlink(file, dir_fd=journal)
+                is_there = False
+            yield descriptor if is_there else None
 
 
 def _append_to(descriptor: int, file: str, offset: int | None, lines: bytes) -> int:
@@ -549,8 +602,8 @@ def _open(directory: int, name: str, flags: int) -> Iterator[int]:
             raise _not_regular_error(name) from error
         raise
     try:
-        wanted = stat.S_ISDIR if flags & os.O_DIRECTORY else stat.S_ISREG
-        if not wanted(os.fstat(descriptor).st_mode):
+        # The system opens nothing but a directory as one.
+        if not flags & os.O_DIRECTORY and not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _not_regular_error(name)
         yield descriptor
     finally:
