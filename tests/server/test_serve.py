@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 
@@ -247,6 +248,20 @@ def test_run_that_was_deleted_is_claimed_again_from_the_beginning(root, receivin
     (root / "p" / "r0").rmdir()
     assert put(receiving, rows_of(1, first=3), len(TWO)).facts == (409, {"unclaimed": True})
     assert claim(receiving).json == {"files": {}}
+
+
+def test_run_that_changed_hands_while_the_server_knows_it_is_not_given_to_its_first_sender(root, receiving):
+    lines = rows_of(1)
+    for origin, other in ((ORIGIN, OTHER), (OTHER, ORIGIN)):
+        assert claim(receiving, origin=origin).status == 200
+        # What is known of a directory is used only if it has not changed lately.
+        os.utime(root / "p" / "r0", (1e9, 1e9))
+        stored = [put(receiving, rows_of(1, first=step), len(lines) * (step - 1), origin=origin) for step in (1, 2, 3)]
+        assert [answer.status for answer in stored] == [200] * 3
+        assert put(receiving, lines, 3 * len(lines), origin=other).facts == (409, {"taken": True})
+        (root / "p" / "r0" / "received.json").unlink()
+        assert put(receiving, lines, 3 * len(lines), origin=origin).facts == (409, {"unclaimed": True})
+        shutil.rmtree(root / "p" / "r0")
 
 
 def test_full_disk_is_reported_and_leaves_no_piece_of_a_line(root, receiving, monkeypatch):

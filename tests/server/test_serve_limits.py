@@ -150,6 +150,21 @@ def test_connection_of_a_refused_request_is_used_again_once_its_body_has_come(ro
             connection.sendall(b"x" * 100)
 
 
+def test_slow_body_makes_room_when_no_more_fits_into_the_memory(root, serve):
+    bodies = BodyLimits(total_bytes=50_000, min_rate=1 << 30, grace_seconds=0.0)
+    server = serve(root, tokens=TOKENS, bodies=bodies)
+    head = b"PUT /api/journals/p/r?origin=" + b"0" * 32 + b" HTTP/1.1\r\n" + HOST
+    head += b"Authorization: Bearer " + WRITE.encode() + b"\r\nContent-Length: 45000\r\n\r\n"
+    with connected(server) as slow:
+        slow.sendall(head + b" " * 40_000)
+        wait_until(lambda: bodies.held == 40_000)
+        facts = {"name": "x" * 20_000}
+        assert ask(server, "PUT", "/api/journals/p/other", body=json.dumps(facts), origin="1" * 32).status == 503
+        assert answer_to(slow).status == 408
+        assert ask(server, "PUT", "/api/journals/p/other", body=json.dumps(facts), origin="1" * 32).status == 200
+    assert bodies.held == 0
+
+
 def test_body_in_tiny_chunks_is_refused(root, serve):
     head = b"POST /api/login HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
     with connected(serve(root, tokens=TOKENS)) as connection, contextlib.suppress(ConnectionError):

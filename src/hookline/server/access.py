@@ -187,7 +187,10 @@ def _refusal(role: Role, presented: Presented | None, *, is_given: bool) -> Refu
     if presented is not None:
         who = presented.principal
         if who in (WRITER, READER):
-            return Refusal(403, f"This is {who.name}. Give a token that may {role}.")
+            # A client of MLflow needs both, and reports nothing but this text.
+            roles = "--role read --role write" if role in ("read", "write") else f"--role {role}"
+            hint = f"Give a token that may {role}, or create one: hookline tokens create <name> {roles}"
+            return Refusal(403, f"This is {who.name}. {hint}")
         roles = " and ".join(sorted(who.roles))
         return Refusal(403, f"The token {who.id} has the role {roles}; this needs the role {role}.")
     if is_given:

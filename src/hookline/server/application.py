@@ -14,6 +14,7 @@ lasting fault is logged only once in a while.
 
 import contextlib
 import errno
+import functools
 import logging
 import math
 import os
@@ -194,9 +195,9 @@ class Guard:
         try:
             await app(scope, receive, send_with_headers)
         except Exception as error:
-            respond = next(_HANDLERS[kind] for kind in type(error).__mro__ if kind in _HANDLERS)
             if has_started:  # the client sees that the rest is missing
                 raise
+            respond = _handler(error)
             await respond(Request(scope), error)(scope, receive, send_with_headers)
             if respond is _unexpected_error:  # as Starlette does, so that tests see it
                 raise
@@ -231,6 +232,31 @@ class Guard:
         return host.removeprefix("::ffff:") == str(server[0]).lower().removeprefix("::ffff:")
 
 
+class _ErrorResponses:
+    """Middleware of the query process, which responds to errors; `Guard` has checked the requests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ConnectionError:  # the server has closed the connection: nobody waits any more
+            pass
+        except Exception as error:
+            if has_started:
+                logger.exception("%s failed after the start of its response", scope["path"])
+            else:
+                await _handler(error)(Request(scope), error)(scope, receive, send)
+
+
 def host_name(host: str) -> str:
     """The name in a Host header, without the port."""
     if host.startswith("["):
@@ -257,16 +283,16 @@ class _Router(Router):
 
 
 class _Application(Starlette):
-    """An application whose only middleware is `Guard`."""
+    """An application with one middleware."""
 
     def __init__(
-        self, routes: Sequence[BaseRoute], guard: Callable[[ASGIApp], Guard], lifespan: Lifespan[Any] | None = None
+        self, routes: Sequence[BaseRoute], guard: Callable[[ASGIApp], ASGIApp], lifespan: Lifespan[Any] | None = None
     ) -> None:
         super().__init__()
         self.router, self._guard = _Router(routes, lifespan), guard
 
     def build_middleware_stack(self) -> ASGIApp:
-        """The guard and the routes, without Starlette's layers for errors."""
+        """The middleware and the routes, without Starlette's layers for errors."""
         return self._guard(self.router)
 
 
@@ -385,7 +411,7 @@ def query_application(
     listing = Listing(runs)
     stream = ListedStream(listing, is_closing, max_streams)
     routes = [*_read_routes(listing), Route(STREAM_PATH, stream.respond, methods=["GET"])]
-    app = Starlette(routes=routes, exception_handlers=_HANDLERS)
+    app = _Application(routes, _ErrorResponses)
     app.state.tokens, app.state.disk_faults = None, DiskFaults()
     return app, stream
 
@@ -443,7 +469,11 @@ def _application(
         routes += mlflow_api.routes(_mlflow(context, storage))
     # In this process as well: it has checked who sends them.
     routes += [permissions.route(listing), *(action.route(actions) for action in ACTIONS)]
-    document = openapi(read_endpoints, hookline.__version__, WRITE_ENDPOINTS if access else (), access, ACTIONS)
+
+    @functools.cache  # made when it is asked for: it takes longer than everything else here
+    def document() -> dict[str, Any]:
+        return openapi(read_endpoints, hookline.__version__, WRITE_ENDPOINTS if access else (), access, ACTIONS)
+
     files = StaticFiles(STATIC)
 
     async def page(request: Request) -> Response:
@@ -453,7 +483,7 @@ def _application(
     routes += [
         *read_routes,
         Route(STREAM_PATH, stream.respond, methods=["GET"]),
-        Route("/api/openapi.json", lambda request: json_response(document), methods=["GET"]),
+        Route("/api/openapi.json", lambda request: json_response(document()), methods=["GET"]),
         Route("/", page, methods=["GET"]),
         Route("/static/{path:path}", files.respond, methods=["GET"]),
     ]
@@ -540,3 +570,7 @@ _HANDLERS: dict[Any, Callable[[Request, Exception], Response]] = {
     OSError: _os_error,
     Exception: _unexpected_error,
 }
+
+
+def _handler(error: Exception) -> Callable[[Request, Exception], Response]:
+    return next(_HANDLERS[kind] for kind in type(error).__mro__ if kind in _HANDLERS)

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+from urllib.parse import parse_qsl
 
 import anyio
 import anyio.to_thread
@@ -170,6 +171,11 @@ def read_parameters(declared: Sequence[Parameter], given: Iterable[tuple[str, st
     return {parameter.name: parameter.read(texts[parameter.name]) for parameter in declared}
 
 
+def _query_items(request: Request) -> list[tuple[str, str]]:
+    # As `Request.query_params`, which makes a multidict first.
+    return parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
 def principal_of(request: Request) -> Principal:
     """Who makes a request; `hookline.server.application.Guard` has determined it."""
     principal: Principal = request.scope[PRINCIPAL]
@@ -248,7 +254,7 @@ class Endpoint:
         shared = Answers() if answers is None else answers
 
         async def respond(request: Request) -> Response:
-            values = read_parameters(self.parameters, request.query_params.multi_items())
+            values = read_parameters(self.parameters, _query_items(request))
             scope = visible_scope(request)
             visible = listing.scoped(scope)
 
@@ -390,38 +396,44 @@ class WriteContext:
         self._pending += 1
 
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
-
-        def settle(result: Any, error: BaseException | None, seconds: float) -> None:
-            if error is None:
-                self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
-            if done.cancelled():
-                return
-            if error is None:
-                done.set_result(result)
-            else:
-                done.set_exception(error)
-
-        def timed() -> None:
-            start, result, failure = time.monotonic(), None, None
-            try:
-                result = work()
-            except BaseException as error:
-                failure = error
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, result, failure, time.monotonic() - start)
-
+        done: asyncio.Future[tuple[Any, float]] = loop.create_future()
         try:
             # Not `run_in_executor`: chaining two futures costs more than the work of a small batch.
-            job = self._pool.submit(timed)
+            job = self._pool.submit(_work_on_thread, work, loop, done)
             try:
-                return await done
+                result, seconds = await done
             except asyncio.CancelledError:
                 job.cancel()  # it may not have a thread yet
                 raise
+            self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
+            return result
         finally:
             self._pending -= 1
             self._last_done = time.monotonic()
+            del done  # an exception in it would refer to itself through this frame, and keep the body in memory
+
+
+def _work_on_thread(
+    work: Callable[[], Any], loop: asyncio.AbstractEventLoop, done: "asyncio.Future[tuple[Any, float]]"
+) -> None:
+    """Do some work, and set its result, with the seconds that it took, on the event loop."""
+    start, result, failure = time.monotonic(), None, None
+    try:
+        result = work()
+    except BaseException as error:
+        failure = error
+    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(_settle, done, (result, time.monotonic() - start), failure)
+    del failure
+
+
+def _settle(done: "asyncio.Future[tuple[Any, float]]", result: tuple[Any, float], error: BaseException | None) -> None:
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +480,7 @@ class WriteEndpoint:
             raw_path = request.scope.get("raw_path", b"").lower()
             if b"%2f" in raw_path or b"%5c" in raw_path or b"%00" in raw_path:
                 raise OptionError("A name in the URL contains an encoded separator. Names have none.")
-            values = read_parameters(self.parameters, request.query_params.multi_items())
+            values = read_parameters(self.parameters, _query_items(request))
             values |= {name: str(value) for name, value in request.path_params.items()}
             principal, address = principal_of(request), request.client.host if request.client else ""
             if "project" in request.path_params and not principal.scope.allows(values["project"]):

@@ -61,34 +61,29 @@ class BodyLimits:
         total_bytes: The maximum size of all bodies held at a time, as sent and unpacked.
         chunk_seconds: How long a sender may pause.
         body_seconds: How long a body may take in all.
+        min_rate: Bytes per second. If no more fits into the total, the slowest body that comes at less is ended.
+        grace_seconds: How long a body has to have come before its rate counts.
     """
 
     max_bytes: int = MAX_BODY_BYTES
     total_bytes: int = 256 << 20
     chunk_seconds: float = 15.0
     body_seconds: float = 120.0
+    min_rate: float = 64 << 10
+    grace_seconds: float = 5.0
     held: int = 0
+    # Bodies of which more is to come, with the time of their first bytes; used on the event loop only.
+    _incoming: "dict[asyncio.Timeout, tuple[float, Body]]" = field(default_factory=dict, repr=False)
     # Bodies are counted on the event loop while they are read, and on other threads while they are unpacked.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    @contextlib.asynccontextmanager
-    async def read(self, request: "Request", limit: int) -> AsyncIterator["Body"]:
-        """Read the body of a request; it counts as held until the context exits.
+    def read(self, request: "Request", limit: int) -> "_BodyReader":
+        """Read the body of a request on entry of a context; it counts as held until the context exits.
 
         Raises:
-            BodyError: It is too large or too slow, or there are too many others.
+            BodyError: On entry, if it is too large or too slow, or there are too many others.
         """
-        limit = min(limit, self.max_bytes)
-        announced = request.headers.get("content-length", "")
-        # Only an early refusal: the header may be missing or wrong, so the bytes are counted as they come.
-        if announced.isascii() and announced.isdigit() and int(announced[:18]) > limit:
-            raise _too_large(limit)
-        body = Body(self)
-        try:
-            body.sent = await self._read(request, body, limit)
-            yield body
-        finally:
-            self.hold(-body.held)
+        return _BodyReader(self, request, min(limit, self.max_bytes))
 
     def hold(self, count: int) -> None:
         """Add to the number of held bytes, or subtract from it; may be called from any thread.
@@ -101,13 +96,20 @@ class BodyLimits:
                 raise BodyError(503, "Too much is being sent at once. Try again in a moment.")
             self.held += count
 
-    async def _read(self, request: "Request", body: "Body", limit: int) -> bytes:
+    async def receive(self, request: "Request", body: "Body", limit: int) -> bytes:
+        """Receive what a client sends, and count it as held for a body."""
+        announced = request.headers.get("content-length", "")
+        # Only an early refusal: the header may be missing or wrong, so the bytes are counted as they come.
+        if announced.isascii() and announced.isdigit() and int(announced[:18]) > limit:
+            raise _too_large(limit)
         chunks: list[bytes] = []
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self.body_seconds
+        start = clock()
+        deadline = start + self.body_seconds
+        # One timer for both limits: every request pays for it.
+        timer = asyncio.timeout_at(min(deadline, start + self.chunk_seconds))
         try:
-            # One timer for both limits: every request pays for it.
-            async with asyncio.timeout_at(min(deadline, clock() + self.chunk_seconds)) as timer:
+            async with timer:
                 while True:
                     # Not `Request.stream`, which yields the chunks and an empty one: most bodies come in one piece.
                     message = await request.receive()
@@ -118,14 +120,37 @@ class BodyLimits:
                     chunk = message.get("body", b"")
                     if body.held + len(chunk) > limit:
                         raise _too_large(limit)
-                    body.hold(len(chunk))
+                    try:
+                        body.hold(len(chunk))
+                    except BodyError:
+                        self._end_slowest(clock())
+                        raise
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         break
+                    self._incoming[timer] = (start, body)
                     timer.reschedule(min(deadline, clock() + self.chunk_seconds))
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         except TimeoutError:
             raise BodyError(408, f"The body timed out after {body.held:,} bytes. Send it again.") from None
+        finally:
+            self._incoming.pop(timer, None)
+
+    def _end_slowest(self, now: float) -> None:
+        """Make room for the next body, so that slow senders, however many, do not keep the memory for themselves.
+
+        By rate and not by client: behind a proxy, all senders have the same address.
+        """
+        rates = {
+            timer: body.held / (now - since)
+            for timer, (since, body) in self._incoming.items()
+            if now - since > self.grace_seconds
+        }
+        slowest = min(rates, key=rates.__getitem__, default=None)
+        if slowest is not None and rates[slowest] < self.min_rate:
+            del self._incoming[slowest]  # at once: more requests may come before its task runs
+            with contextlib.suppress(RuntimeError):  # it is ending already
+                slowest.reschedule(now)
 
 
 @dataclass(slots=True)
@@ -168,6 +193,25 @@ class Body:
             self.hold(len(chunk))
             unpacked.write(chunk)
         return unpacked.getvalue()
+
+
+class _BodyReader:
+    """The context of `BodyLimits.read`; a class, because every request pays for it."""
+
+    def __init__(self, limits: BodyLimits, request: "Request", limit: int) -> None:
+        self._limits, self._request, self._limit = limits, request, limit
+        self._body = Body(limits)
+
+    async def __aenter__(self) -> Body:
+        try:
+            self._body.sent = await self._limits.receive(self._request, self._body, self._limit)
+        except BaseException:
+            self._limits.hold(-self._body.held)
+            raise
+        return self._body
+
+    async def __aexit__(self, *_: object) -> None:
+        self._limits.hold(-self._body.held)
 
 
 def _gunzip(packed: bytes) -> Iterator[bytes]:

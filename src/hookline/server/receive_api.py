@@ -233,7 +233,21 @@ def _receive_artifact(context: WriteContext, request: WriteRequest) -> ArtifactR
 
 
 _PATH = "/api/journals/{project}/{run}"
+# The routes are compared in this order: what is requested most often comes as early as it can.
 RECEIVE_ENDPOINTS = (
+    WriteEndpoint(
+        "PUT", f"{_PATH}/blobs", "Store pieces of blobs.", StoredBlobs, _receive_blobs, (_ORIGIN,), (_PROJECT, _RUN),
+        _PARTS, MAX_BODY_BYTES, _CONFLICT | _REFUSED_BLOBS,
+    ),
+    WriteEndpoint(
+        "PUT", f"{_PATH}/artifacts", "Store a version of an artifact whose blobs are there, its aliases, or its use.",
+        ArtifactReply, _receive_artifact, (_ORIGIN,), (_PROJECT, _RUN), {"application/json": {"schema": SentArtifact}},
+        MAX_ARTIFACT_BYTES, _CONFLICT | _REFUSED_BLOBS,
+    ),
+    WriteEndpoint(
+        "PUT", f"{_PATH}/{{file}}", "Append whole lines to a journal file of a run.", AppendReply, _append,
+        (_ORIGIN, _OFFSET), (_PROJECT, _RUN, _FILE), _LINES, refusals=_CONFLICT | _NAMES,
+    ),
     WriteEndpoint(
         "PUT", _PATH, "Claim a run for its sender, and write its run.json.", ClaimReply, _claim,
         (_ORIGIN,), (_PROJECT, _RUN), _FACTS, MAX_FACTS_BYTES, _CONFLICT,
@@ -251,19 +265,6 @@ RECEIVE_ENDPOINTS = (
         "POST", f"{_PATH}/blobs", "Ask which blobs the server lacks, and where to continue.", MissingBlobs,
         _missing_blobs, (_ORIGIN,), (_PROJECT, _RUN), {"application/json": {"schema": BlobsRequest}}, 1 << 20,
         _CONFLICT,
-    ),
-    WriteEndpoint(
-        "PUT", f"{_PATH}/blobs", "Store pieces of blobs.", StoredBlobs, _receive_blobs, (_ORIGIN,), (_PROJECT, _RUN),
-        _PARTS, MAX_BODY_BYTES, _CONFLICT | _REFUSED_BLOBS,
-    ),
-    WriteEndpoint(
-        "PUT", f"{_PATH}/artifacts", "Store a version of an artifact whose blobs are there, its aliases, or its use.",
-        ArtifactReply, _receive_artifact, (_ORIGIN,), (_PROJECT, _RUN), {"application/json": {"schema": SentArtifact}},
-        MAX_ARTIFACT_BYTES, _CONFLICT | _REFUSED_BLOBS,
-    ),
-    WriteEndpoint(
-        "PUT", f"{_PATH}/{{file}}", "Append whole lines to a journal file of a run.", AppendReply, _append,
-        (_ORIGIN, _OFFSET), (_PROJECT, _RUN, _FILE), _LINES, refusals=_CONFLICT | _NAMES,
     ),
 )  # fmt: skip
 

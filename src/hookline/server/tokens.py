@@ -200,7 +200,7 @@ def cookie_secret(token: str) -> str:
 
 def _hash(salt: str, text: str) -> str:
     # One round suffices: a token has 256 random bits, so its hash cannot be searched.
-    return hmac.new(bytes.fromhex(salt), text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    return hmac.digest(bytes.fromhex(salt), text.encode("utf-8", "surrogatepass"), "sha256").hex()
 
 
 def _new_secret(token_id: str) -> tuple[str, Secret]:

@@ -37,7 +37,7 @@ class Stamp(msgspec.Struct, array_like=True, frozen=True):
     changed_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> "Stamp | None":
+    def of(cls, path: Path | str) -> "Stamp | None":
         """The stamp of a path; None if it is not a regular file.
 
         The size of a compressed journal is that of its content.
@@ -45,7 +45,7 @@ class Stamp(msgspec.Struct, array_like=True, frozen=True):
         try:
             found = os.lstat(path)
         except FileNotFoundError:
-            return cls._of_compressed(path) if path.suffix == ".jsonl" else None
+            return cls._of_compressed(Path(path)) if str(path).endswith(".jsonl") else None
         except OSError:
             return None
         return cls(found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
@@ -72,7 +72,7 @@ _SETTLED_NS = 1_000_000_000
 """A directory that changed more recently may change again without a new time: clocks of file systems are coarse."""
 
 
-def directory_stamp(directory: Path) -> tuple[int, int] | None:
+def directory_stamp(directory: Path | str) -> tuple[int, int] | None:
     """Identifies the set of files in a directory; None if that may still change without a new modification time."""
     try:
         found = os.lstat(directory)

@@ -35,7 +35,6 @@ from hookline.store.journal_files import (
     FileState,
     Stamp,
     byte_at,
-    directory_stamp,
     file_states,
     grown_files,
     is_unchanged,
@@ -219,7 +218,7 @@ class RunColumns:
             is_over: The run records nothing more. Its columns may be written to a file.
         """
         with self.lock:
-            stamp = directory_stamp(self.location.journal)
+            stamp = self.location.journal_stamp
             is_same_directory = stamp is not None and stamp == self._directory
             # Appending to a file does not change the time of its directory.
             if is_same_directory and self._is_complete and is_over and self._has_same_ends():
@@ -238,7 +237,7 @@ class RunColumns:
     def load(self) -> bool:
         """Use the file of an ended run instead of its journal; returns whether there is one that matches."""
         with self.lock:
-            stamp = directory_stamp(self.location.journal)
+            stamp = self.location.journal_stamp
             if self._mapped is None or stamp is None or stamp != self._directory or not self._has_same_ends():
                 self._files = regular_journal_files(self.location.journal)
                 if not self._load():

@@ -24,8 +24,8 @@ from hookline._record.run_directory import METADATA
 from hookline._record.terminal import plural
 from hookline.sinks.run_progress import clamped_step
 from hookline.store.columns import Chunk
-from hookline.store.edits import NOT_EDITED, Edits, tags_of
-from hookline.store.journal_files import FileState, Stamp
+from hookline.store.edits import EDITS_FILE, NOT_EDITED, Edits, tags_of
+from hookline.store.journal_files import FileState, Stamp, directory_stamp
 from hookline.store.run_summary import RunSummary
 
 if TYPE_CHECKING:
@@ -51,6 +51,16 @@ class RunLocation(NamedTuple):
         return f"{self.project}/{self.directory.name}"
 
     @property
+    def edits_stamp(self) -> Stamp | None:
+        """The stamp of its edits."""
+        return Stamp.of(f"{self.directory}/{EDITS_FILE}")
+
+    @property
+    def journal_stamp(self) -> tuple[int, int] | None:
+        """Identifies its set of journal files; see `directory_stamp`."""
+        return directory_stamp(f"{self.directory}/{JOURNAL}")
+
+    @property
     def journal(self) -> Path:
         """The folder with the journal files."""
         return self.directory / JOURNAL
@@ -70,7 +80,8 @@ def find_stamped_runs(root: Path) -> Iterator[tuple[RunLocation, Stamp]]:
     """All runs below a root, each with the stamp of its ``run.json``."""
     for project in _folders(root):
         for directory in _folders(project):
-            stamp = Stamp.of(directory / METADATA)
+            # Texts, because making a path takes longer than looking for the file.
+            stamp = Stamp.of(f"{directory}/{METADATA}")
             if stamp is not None:
                 yield RunLocation(project.name, directory), stamp
 

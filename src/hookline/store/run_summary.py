@@ -193,8 +193,12 @@ class GrowingSummary:
             progress.add(entry)
         train = progress.metrics.get("train", {})
         values = {name: value for axis in progress.metrics.values() for name, value in axis.items()}
-        # On several axes, the value of the training counts.
-        summary.metrics = clean(values | train)
+        # On several axes, the value of the training counts. Nearly all values are plain numbers, and names were decoded
+        # from JSON: only the others have to be converted.
+        summary.metrics = {
+            name: value if value.__class__ is float and math.isfinite(value) else clean(value)
+            for name, value in (values | train if len(progress.metrics) > 1 else values).items()
+        }
         summary.status = progress.status
         summary.step = progress.steps.get("train", max(progress.steps.values(), default=0))
         summary.num_steps = progress.num_steps
@@ -338,7 +342,7 @@ def last_contact(directory: Path) -> LastContact | None:
     try:
         # The directory's content came from elsewhere: neither follow a link nor wait at a pipe.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(directory / run_directory.RECEIVED, flags)
+        descriptor = os.open(f"{directory}/{run_directory.RECEIVED}", flags)
     except OSError:
         return None
     try:

@@ -22,10 +22,10 @@ import msgspec
 from hookline._engine.errors import ConfigError
 from hookline._record.segment import JournalFile
 from hookline.store import compaction
-from hookline.store.edits import EDITS_FILE, read_edits
+from hookline.store.edits import read_edits
 from hookline.store.index import DamagedIndexError, Index, duckdb_module, may_be_file_damage, sql_quote
 from hookline.store.ingest import Ingested, ingest
-from hookline.store.journal_files import Stamp, describe_damage, directory_stamp, regular_journal_files
+from hookline.store.journal_files import Stamp, describe_damage, regular_journal_files
 from hookline.store.query_limits import QueryError, limited
 from hookline.store.run_columns import (
     ColumnCache,
@@ -461,9 +461,9 @@ class Store:
         # Only if it recorded its end: one that seems killed may be on another machine and send more.
         if state is None or not state.summary.has_ended or state.facts_stamp != stamp or state.journal is None:
             return None
-        if directory_stamp(location.journal) != state.journal:
+        if location.journal_stamp != state.journal:
             return None
-        if Stamp.of(location.directory / EDITS_FILE) != state.edits_stamp:
+        if location.edits_stamp != state.edits_stamp:
             return None
         info = self._infos.get(location.id)
         problems = self._problems(state)
@@ -512,7 +512,7 @@ class Store:
         if has_changed:
             state.facts_stamp = stamp
             state.facts, state.facts_problem = read_facts(location.facts)
-        edits_stamp = Stamp.of(location.directory / EDITS_FILE)
+        edits_stamp = location.edits_stamp
         if edits_stamp != state.edits_stamp:
             state.edits_stamp, has_changed = edits_stamp, True
             state.edits, state.edits_problem = read_edits(location.directory)
@@ -523,7 +523,7 @@ class Store:
     def _summarize(self, location: RunLocation, state: RunState) -> bool:
         """Update the summary of a run; returns whether its journal may have changed."""
         # Before the files are listed, so that a file created in the meantime makes the stamp outdated.
-        journal = directory_stamp(location.journal)
+        journal = location.journal_stamp
         growing = self._growing.get(location.id) if journal is not None and journal == state.journal else None
         state.journal = journal
         if growing is not None:
