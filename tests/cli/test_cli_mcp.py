@@ -197,3 +197,19 @@ def test_mcp_page_lists_the_tools():
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == READING + CONTROL
     numbers = (mcp.MAX_ROWS, mcp.MAX_POINTS, mcp.MAX_TEXT, mcp.MAX_SECONDS, mcp.MAX_BYTES)
     assert all(f"{number:,.0f}" in page for number in numbers)
+
+
+def test_mcp_answers_lines_that_are_no_messages(root):
+    lines = [b"{broken", b"", b'{"jsonrpc": "2.0"}', b"[1, 2]", b'{"jsonrpc": "2.0", "id": 7, "method": "ping"}']
+    command = [SCRIPT, "mcp", "--root", root]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"\n".join([*lines, b""]))
+        process.stdin.flush()
+        answers = [json.loads(process.stdout.readline()) for _ in range(4)]
+        process.stdin.close()
+    assert [(each["id"], each["error"]["code"]) for each in answers if each["id"] is None] == [
+        (None, -32700),
+        (None, -32600),
+        (None, -32600),
+    ]
+    assert sum(each["id"] == 7 for each in answers) == 1

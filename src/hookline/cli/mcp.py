@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 import typer
@@ -64,7 +64,74 @@ def mcp_command(*, root: Root = Path("runs"), allow_control: AllowControl = Fals
     """Serve runs to agents by the Model Context Protocol, on standard input and output."""
     if not root.is_dir():
         all_places(root)  # its error names the directory
-    make_server(root, allow_control=allow_control).run("stdio")
+    server = make_server(root, allow_control=allow_control)
+    # The package has no public way to it; without it, lines that are no messages are not answered.
+    protocol = getattr(server, "_lowlevel_server", None)
+    if protocol is None:
+        server.run("stdio")
+    else:
+        import anyio  # comes with the package
+
+        anyio.run(_serve, protocol)
+
+
+async def _serve(protocol: Any) -> None:
+    """Serve on standard input and output until the input ends."""
+    from mcp.server.stdio import stdio_server
+
+    async with stdio_server() as (received, sent):
+        await protocol.run(_Messages(received, sent), sent, protocol.create_initialization_options())
+
+
+class _Messages:
+    """The messages of a client. What is not a message is answered with an error.
+
+    The package passes on the exception of such a line, and its session drops it: the client, whose request is broken,
+    would wait for ever.
+    """
+
+    def __init__(self, received: Any, sent: Any) -> None:
+        self._received, self._sent = received, sent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._received, name)
+
+    async def __aenter__(self) -> Self:
+        await self._received.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> Any:
+        return await self._received.__aexit__(*error)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        import anyio
+
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def receive(self) -> Any:
+        while isinstance(item := await self._received.receive(), Exception):
+            await self._refuse(item)
+        return item
+
+    async def _refuse(self, error: Exception) -> None:
+        from mcp.shared.message import SessionMessage
+        from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError
+        from pydantic import ValidationError
+
+        found = error.errors()[0] if isinstance(error, ValidationError) else {}
+        if isinstance(found.get("input"), str) and not found["input"].strip():
+            return  # an empty line is no request
+        code, text = INVALID_REQUEST, "This is not a message of JSON-RPC 2.0."
+        if not found or found["type"] == "json_invalid":
+            code, text = PARSE_ERROR, f"This line is not JSON: {found.get('msg', error)}"
+        reply = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=code, message=text))
+        await self._sent.send(SessionMessage(reply))
 
 
 def make_server(root: Path, *, allow_control: bool = False) -> Any:
