@@ -127,6 +127,18 @@ def test_checkpoint_save_that_fails_leaves_the_previous_one_whole(tmp_path):
     assert json.loads((tmp_path / "latest" / "state.json").read_text())["step"] == 1
 
 
+@pytest.mark.parametrize("name", ["state.json", "tensors.pt", "manifest.json"])
+def test_checkpoint_save_that_writes_a_file_of_hookline_is_refused(tmp_path, name):
+    def save(path):
+        (path / name).write_text("the user's own")
+
+    with hl.run(save=save, summary=False) as run:
+        for _ in run.steps(1):
+            with pytest.raises(hl.CheckpointError, match=f"wrote {name}.*another name, such as my_{name}"):
+                run.save_checkpoint(tmp_path / "latest")
+    assert list(tmp_path.glob("*latest*")) == []
+
+
 class Odd(hl.Callback):
     """A callback whose state JSON cannot hold."""
 

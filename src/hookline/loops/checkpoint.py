@@ -16,6 +16,7 @@ Manifests of version 0.1 have no digests: of those checkpoints only the sizes ar
 import contextlib
 import json
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -108,6 +109,14 @@ def complete(partial: Path, path: Path, state: Mapping[str, Any], *, step: int, 
 
 def write_state(partial: Path, path: Path, state: Mapping[str, Any]) -> None:
     """Write the state of a checkpoint that ``path`` will name."""
+    # Written over, the user's content would be missing without a trace at the next resume.
+    taken = [name for name in (STATE_FILE, TENSORS_FILE, MANIFEST_FILE) if os.path.lexists(partial / name)]
+    if taken:
+        discard(partial)
+        raise CheckpointError(
+            f"The checkpoint {path} is not saved: the save function wrote {taken[0]}, which hookline writes itself. "
+            f"Give it another name, such as my_{taken[0]}."
+        )
     tensors = Tensors()
     try:
         text = json.dumps(tensors.taken_from(state))
