@@ -290,21 +290,24 @@ def test_changes_of_one_model_by_many_clients_at_once_are_all_kept(root, serve):
     assert {tag["key"] for tag in shown} == {f"t{number}-{each}" for number in range(6) for each in range(10)}
 
 
-def test_tags_of_one_experiment_by_many_clients_at_once_are_all_kept(server):
-    new_run(server)
-    experiment_id = get(server, "experiments/get-by-name", experiment_name="exp").json["experiment"]["experiment_id"]
+def test_tags_of_one_experiment_by_many_clients_of_two_servers_at_once_are_all_kept(root, serve):
+    servers = [serve(root, tokens=Tokens(WRITE)) for _ in range(2)]
+    new_run(servers[0])
+    experiment_id = get(servers[0], "experiments/get-by-name", experiment_name="exp").json["experiment"][
+        "experiment_id"
+    ]
 
     def send(number):
         for each in range(10):
             tag = {"experiment_id": experiment_id, "key": f"t{number}-{each}", "value": "1"}
-            assert post(server, "experiments/set-experiment-tag", tag).status == 200
+            assert post(servers[number % 2], "experiments/set-experiment-tag", tag).status == 200
 
     senders = [threading.Thread(target=send, args=(number,)) for number in range(6)]
     for sender in senders:
         sender.start()
     for sender in senders:
         sender.join()
-    found = get(server, "experiments/get", experiment_id=experiment_id).json["experiment"]["tags"]
+    found = get(servers[0], "experiments/get", experiment_id=experiment_id).json["experiment"]["tags"]
     assert {tag["key"] for tag in found} == {f"t{number}-{each}" for number in range(6) for each in range(10)}
 
 
@@ -527,6 +530,7 @@ def test_roles_are_those_of_reading_and_writing(protected, method, path):
     reads = method == "GET" or path.endswith("/search")
     refused = ask(protected, method, url, body=b"{}", token=WRITE if reads else READ)
     assert (refused.status, refused.json["error_code"]) == (403, "PERMISSION_DENIED")
+    assert "hookline tokens create <name> --role read --role write" in refused.json["message"]
     assert ask(protected, method, url, body=b"{}", token=None).json["error_code"] == "UNAUTHENTICATED"
     assert ask(protected, method, url, body=b"{}", token=READ if reads else WRITE).status not in (401, 403)
 

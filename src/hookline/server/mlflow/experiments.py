@@ -15,7 +15,7 @@ import re
 import threading
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +23,7 @@ from typing import Protocol
 import msgspec
 
 from hookline._engine.errors import OptionError
-from hookline._record.files import write_atomically
+from hookline._record.files import exclusive, write_atomically
 from hookline.server.limits import check_name
 from hookline.server.mlflow.messages import (
     BAD_STATE,
@@ -82,6 +82,9 @@ class ExperimentFiles(Protocol):
     def ids(self) -> list[str]:
         """The ids of all files."""
 
+    def changing(self) -> contextlib.AbstractContextManager[None]:
+        """Hold back other servers that change a file, from reading it until it is written."""
+
 
 @dataclass(frozen=True, slots=True)
 class DirectoryExperiments:
@@ -103,6 +106,16 @@ class DirectoryExperiments:
         with contextlib.suppress(FileNotFoundError):
             return [path.stem for path in self._folder.iterdir() if path.suffix == ".json"]
         return []
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with exclusive(descriptor):
+                yield
+        finally:
+            os.close(descriptor)
 
     @property
     def _folder(self) -> Path:
@@ -126,6 +139,10 @@ class StoredExperiments:
 
     def ids(self) -> list[str]:
         return [entry.name.rpartition("/")[2] for entry in self.objects.list(_FOLDER)]
+
+    def changing(self) -> contextlib.AbstractContextManager[None]:
+        # An object store has no locks: of two servers that change an experiment at the same moment, the later one wins.
+        return contextlib.nullcontext()
 
 
 @dataclass(slots=True)
@@ -206,7 +223,7 @@ class Experiments:
         check(project)
         now = round(self.clock() * 1000)
         made = Experiment(experiment_id, name, project, now, now, tags=checked_texts("tag", tags, MAX_TAG))
-        with self._lock:
+        with self._lock, self.stored.changing():
             known = self.find(experiment_id)
             if known is not None:
                 state = "" if known.stage == "active" else ", which was deleted; restore it"
@@ -227,7 +244,7 @@ class Experiments:
         Raises:
             MlflowError: There is no such experiment, or no tag to remove.
         """
-        with self._lock:
+        with self._lock, self.stored.changing():
             experiment = self.by_id(experiment_id)
             merged = experiment.tags | (tags or {})
             if untagged:
