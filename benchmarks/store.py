@@ -186,8 +186,9 @@ class Benchmark:
         self._add("catching up with nothing", f"{sizes.runs[0]:,} runs: catching up with nothing new", found["nothing"])
         for count, taken in found["by rows"].items():
             self._add(f"catching up {count}", f"{int(count):,} new rows of one run, besides", taken)
-        each = [max(taken[0], 1e-6) / int(count) for count, taken in found["by rows"].items()]
-        label = "a row among the most new ones, to one among the fewest"
+        # By CPU time: by the clock, a few rows take less than a busy machine adds to the requests that are compared.
+        each = [max(taken[1], 1e-6) / int(count) for count, taken in found["by rows"].items()]
+        label = "a row among the most new ones, to one among the fewest, by CPU time"
         self.figures["catching up in proportion"] = Figure(label, each[-1] / each[0], bar=PROPORTION_BAR, unit="x")
 
     def _lists(self) -> None:
