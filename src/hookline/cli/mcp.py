@@ -124,7 +124,7 @@ class _Messages:
         from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError
         from pydantic import ValidationError
 
-        found = error.errors()[0] if isinstance(error, ValidationError) else {}
+        found: Any = error.errors()[0] if isinstance(error, ValidationError) else {}
         if isinstance(found.get("input"), str) and not found["input"].strip():
             return  # an empty line is no request
         code, text = INVALID_REQUEST, "This is not a message of JSON-RPC 2.0."

@@ -243,7 +243,7 @@ class LimitedProtocol(H11Protocol):
         super().handle_events()
         if self.cycle is not before:
             # The application has not run yet: it starts with the next turn of the event loop.
-            self.cycle.send = _Response(self.cycle).send  # type: ignore[method-assign]
+            self.cycle.send = _Response(self.cycle).send  # type: ignore[method-assign, assignment]
             if self._deadline is not None:
                 self._deadline.cancel()
 

@@ -9,6 +9,7 @@ object in the next listing, so changes are found without comparing values. `RunR
 
 import contextlib
 import hashlib
+import math
 import os
 import threading
 import time
@@ -28,6 +29,7 @@ from hookline._record.segment import PlainFile, end_of_data
 from hookline.server.tokens import ALL_PROJECTS, ProjectScope
 from hookline.store import RunInfo, Runs
 from hookline.store.columns import as_float
+from hookline.store.runs import only
 
 MAX_METRICS = 6
 MAX_TEXT, MAX_TEXTS = 1000, 100
@@ -79,11 +81,16 @@ class RunDetails(msgspec.Struct, frozen=True):
 
 def run_row(info: RunInfo) -> RunRow:
     """The row of a run in the table; whatever its description holds, a row is short, because all viewers get it."""
+    # Made again for every run that grows, at each listing.
     values = {name: getattr(info, name) for name in RunRow.__struct_fields__}
-    values |= {name: number(values[name]) for name in ("seconds_per_step", "eta_seconds")}
-    values |= {name: value[:MAX_TEXT] for name, value in values.items() if isinstance(value, str) and name != "id"}
-    values |= {name: [text[:MAX_TEXT] for text in values[name][:MAX_TEXTS]] for name in ("tags", "problems")}
-    return RunRow(**values | {"metrics": _headline(info.metrics)})
+    values["seconds_per_step"], values["eta_seconds"] = number(info.seconds_per_step), number(info.eta_seconds)
+    for name, value in values.items():
+        if value.__class__ is str and len(value) > MAX_TEXT and name != "id":
+            values[name] = value[:MAX_TEXT]
+    values["tags"] = [text[:MAX_TEXT] for text in info.tags[:MAX_TEXTS]]
+    values["problems"] = [text[:MAX_TEXT] for text in info.problems[:MAX_TEXTS]]
+    values["metrics"] = _headline(info.metrics)
+    return RunRow(**values)
 
 
 def run_details(info: RunInfo) -> RunDetails:
@@ -93,6 +100,8 @@ def run_details(info: RunInfo) -> RunDetails:
 
 def number(value: Any) -> Number:
     """A number for JSON; None if it is not a number."""
+    if value.__class__ is float and math.isfinite(value):
+        return float(value)
     if not isinstance(value, int | float):
         return None
     held: float | str = clean(as_float(value))
@@ -106,8 +115,9 @@ def _headline(metrics: dict[str, Any]) -> dict[str, Number]:
         for name, value in metrics.items()
         if isinstance(value, int | float) and len(name) <= MAX_TEXT and not name.startswith(HIDDEN_PREFIXES)
     ]
-    ordered = sorted(shown, key=lambda name: name not in PREFERRED)  # stable: otherwise in recorded order
-    return {name: number(metrics[name]) for name in ordered[:MAX_METRICS]}
+    first = [name for name in shown if name in PREFERRED]
+    ordered = [*first, *(name for name in shown if name not in PREFERRED)][:MAX_METRICS]
+    return {name: number(metrics[name]) for name in ordered}
 
 
 MAX_AGE_SECONDS = 0.5
@@ -264,8 +274,7 @@ class Listing:
         """
 
         def search(listed: ListedRuns) -> Runs:
-            wanted = {each if each in listed.rows else listed.runs[each].id for each in ids}
-            return listed.runs.filter(lambda info: info.id in wanted)
+            return only(listed.runs, [listed.infos.get(each) or listed.runs[each] for each in ids])
 
         return self.find(search)
 
