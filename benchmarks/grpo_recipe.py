@@ -30,11 +30,11 @@ ENVIRONMENT = Sorting(length=4)
 TOKENIZER = character_tokenizer("0123456789>")
 
 
-def accuracy(model: Any, tasks: Sequence[rl.Task], temperature: float) -> float:
-    """The share of tasks that a model answers right, each asked once."""
+def accuracy(model: Any, tasks: Sequence[rl.Task], temperature: float, copies: int = 1) -> float:
+    """The share of tasks that a model answers right, each asked some times."""
     sampling = rl.Sampling(temperature=temperature, max_tokens=MAX_TOKENS, seed=0)
-    written = rl.HFPolicy(model, TOKENIZER).generate([task.prompt for task in tasks], 1, sampling)
-    right = [text.text == task.expected for task, (text,) in zip(tasks, written, strict=True)]
+    written = rl.HFPolicy(model, TOKENIZER).generate([task.prompt for task in tasks], copies, sampling)
+    right = [text.text == task.expected for task, texts in zip(tasks, written, strict=True) for text in texts]
     return sum(right) / len(right)
 
 

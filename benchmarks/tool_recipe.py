@@ -1,4 +1,4 @@
-"""The recipe of the benchmark of episodes: a tiny model learns to call a tool, which alone knows the right values.
+"""The recipe of the GRPO benchmark with a tool: a tiny model learns to call a tool, which alone knows the right values.
 
 The model is first shown conversations in which the tool is called, until it can copy keys and values. Then it is shown
 others, most of which answer "000" at once: from now on it rarely calls the tool. The reward is 1 for the right value

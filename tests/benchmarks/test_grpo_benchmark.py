@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -20,7 +21,8 @@ pytest.importorskip("transformers")
 from hookline import rl
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "grpo.py"
-SHORT = {"seeds": 3, "sft-steps": 5, "steps": 2, "held-out": 8, "rounds": 2, "cost-steps": 3, "check-steps": 2}
+SHORT = {"seeds": 3, "compared": 4, "sft-steps": 5, "steps": 2, "compare-steps": 2, "tool-sft-steps": 2}
+SHORT |= {"tool-steps": 1, "held-out": 8, "rounds": 2, "cost-steps": 3, "check-steps": 2}
 
 
 def run_benchmark(*options: str) -> subprocess.CompletedProcess[str]:
@@ -57,24 +59,34 @@ def rollout(**changes):
 def test_grpo_with_json_measures_learning_and_cost_and_all_checks_pass():
     done = run_benchmark("--json")
 
-    assert (done.returncode, done.stderr) == (0, "seeds: 3\n")
+    assert (done.returncode, done.stderr) == (0, "seeds: 3\ncompared: 4\n")
     report = json.loads(done.stdout)
     (learnt,) = report["learnt"]
     assert (learnt["seed"], learnt["sft_steps"], learnt["grpo_steps"]) == (3, 5, 2)
     assert all(0 <= share <= 1 for when in ("before", "after") for share in learnt[when].values())
     assert list(learnt["before"]) == list(learnt["after"]) == ["sampled", "greedy"]
-    for name in ("own", "trl"):
-        assert 0 <= learnt[name]["reward"] <= 1
-        assert min(learnt[name]["cpu_milliseconds"], learnt[name]["wall_milliseconds"]) > 0
-        assert set(learnt[name]["parts"]) >= {"generate", "score", "learn"}
-    assert learnt["sft_seconds"] > 0
-    assert learnt["grpo_seconds"] > 0
+    assert min(learnt["sft_seconds"], learnt["grpo_seconds"]) > 0
+    (tool,) = report["tools"]
+    assert 0 <= tool["after"]["right"] <= 1
+    check_comparison(report)
     check_cost(report["cost"], report["share"])
     assert (report["held_out"], report["rounds"], report["cost_steps"], report["evaluations"]) == (8, 2, 3, 2)
     kinds = [(name, type(is_met)) for name, is_met in report["bars"].items()]
-    names = ("sampled", "greedy", "seconds", "time", "reward", "share")
+    names = ("sampled", "greedy", "seconds", "tool", "minutes", "reward", "held_out", "time", "share")
     assert kinds == [(name, bool) for name in names]
     assert list(report["versions"]) == ["Python", "torch", "hookline", "transformers", "trl"]
+
+
+def check_comparison(report):
+    (compared,) = report["compared"]
+    assert (compared["seed"], report["compare_steps"]) == (4, 2)
+    for name in ("own", "trl"):
+        assert 0 <= compared[name]["reward"] <= 1
+        assert min(compared[name]["cpu_milliseconds"], compared[name]["wall_milliseconds"]) > 0
+        assert set(compared[name]["parts"]) >= {"generate", "score", "learn"}
+    assert 0 <= report["weights"] < 1e-5
+    for each in report["differences"].values():
+        assert (each["low"], each["high"]) == (-1, 1)  # one pair shows nothing
 
 
 def check_cost(cost, share):
@@ -86,28 +98,80 @@ def check_cost(cost, share):
     assert share == cost["added"]["share"] + cost["metrics"]
 
 
-def test_grpo_shows_every_seed_the_cost_and_the_bars(grpo):
+def learnt_by(grpo, seed, seconds, sampled, greedy):
+    before, after = grpo.Accuracy(0.3, 0.75), grpo.Accuracy(sampled, greedy)
+    return grpo.Learnt(seed, 35, 3.0, before, 300, seconds, 27.5, after)
+
+
+def compared(grpo, seed, reward, trl_reward, milliseconds=80.0):
     parts = {"generate": 30.0, "score": 1.0, "learn": 50.0}
-    trl = grpo.Side(0.88, 100.0, 110.0, parts), grpo.Accuracy(0.94, 0.95)
-    fast, late = grpo.Side(0.9, 80.0, 90.0, parts), grpo.Side(0.8, 120.0, 90.0, parts)
-    good = grpo.Learnt(0, 35, 3.0, grpo.Accuracy(0.3, 0.75), 300, 25.0, 27.5, grpo.Accuracy(0.95, 0.96), fast, *trl)
-    slow = grpo.Learnt(1, 40, 4.0, grpo.Accuracy(0.31, 0.76), 300, 56.5, 33.5, grpo.Accuracy(0.91, 0.929), late, *trl)
+    own, trl = (
+        grpo.Side(given, given / 2, time, 110.0, parts) for given, time in ((reward, milliseconds), (trl_reward, 100.0))
+    )
+    return grpo.Compared(seed, own, trl, *(grpo.Accuracy(given, 0.95) for given in (reward, trl_reward)))
+
+
+def test_grpo_shows_every_seed_the_cost_and_the_bars(grpo):
+    good, slow = learnt_by(grpo, 0, 25.0, 0.95, 0.96), learnt_by(grpo, 1, 57.5, 0.91, 0.929)
+    skills = [grpo.tool_recipe.Skill(*each) for each in ((0.0, 0.16), (0.94, 0.98), (1.0, 1.0))]
+    tools = [grpo.ToolUse(0, 80.0, 79.0, *skills), grpo.ToolUse(1, 301.0, 79.0, *skills)]
+    pairs = [compared(grpo, 2, 0.9, 0.91), compared(grpo, 3, 0.8, 0.88, 120.0)]
     taken = grpo.Cost(90.0, grpo.Added(0.012, -0.001, 0.02), grpo.Added(0.05, -0.1, 0.1), 0.006)
-    report = grpo.Report(2, {"Python": "3.11"}, 512, [good, slow], 6, 50, taken, 10)
+    report = grpo.Report(2, {"Python": "3.11"}, 512, [good, slow], tools, 200, 2e-7, pairs, 6, 50, taken, 10)
     console = Console(file=io.StringIO(), width=160)
 
     grpo.show(report, console)
 
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    beside = {"time": False, "reward": False}
-    assert report.bars == {"sampled": True, "greedy": False, "seconds": False, "share": True} | beside
-    assert good.bars == {"sampled": True, "greedy": True, "seconds": True, "time": True}
-    for text in ("0.300 -> 0.950", "0.760 -> 0.929", "35 + 300", "3.0 + 25.0", "27.5", "512 held-out tasks"):
+    own = {"sampled": True, "greedy": False, "seconds": False, "tool": True, "minutes": False}
+    assert report.bars == own | {"reward": False, "held_out": False, "time": False, "share": True}
+    assert good.bars == {"sampled": True, "greedy": True, "seconds": True}
+    for text in ("0.300 -> 0.950", "0.750 -> 0.929", "35 + 300", "3.0 + 25.0", "27.5", "512 held-out tasks"):
         assert text in shown
-    for text in ("0.800 / 0.880", "120.0 / 100.0 (1.20)", "30.0 / 30.0", "equal NOT MET", "< 1 NOT MET"):
+    for text in ("0.800 / 0.880", "120.0 / 100.0 (1.20)", "30.0 / 30.0", "equal NOT MET", "< 1 NOT MET", "-0.0450"):
         assert text in shown
     for text in (">= 0.90 met", ">= 0.93 NOT MET", "< 60 NOT MET", "< 3% met", "+1.80%", "+1.20% (-0.10% .. +2.00%)"):
         assert text in shown
+    for text in ("0.000 -> 0.940", "0.16 -> 0.98", "< 300 NOT MET", "but for 2.0e-07"):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("pairs", "is_equal"),
+    [
+        ([0.01, -0.01, 0.005, -0.004, 0.0], True),
+        ([-0.004, -0.005, -0.006, -0.005], False),  # little, but more than chance
+        ([0.05, -0.06, 0.04, -0.05], False),  # a loss could hide in these
+        ([0.03, 0.04, 0.05], True),
+        ([0.1], False),
+    ],
+    ids=["equal", "a small loss", "noise", "better", "one pair"],
+)
+def test_grpo_reward_is_equal_only_where_pairs_show_it(grpo, pairs, is_equal):
+    found = grpo.difference([0.9 + each for each in pairs], [0.9] * len(pairs))
+
+    assert found.is_equal_or_better(grpo.TOLERATED) == is_equal
+    assert found.low <= found.mean <= found.high
+
+
+def test_grpo_interval_of_a_difference_is_that_of_students_t(grpo):
+    found = grpo.difference([0.5, 0.6, 0.7], [0.4, 0.6, 0.8])
+
+    expected = 0.0, -0.2484, 0.2484  # t of two degrees of freedom is 4.303
+    assert (found.mean, found.low, found.high) == pytest.approx(expected, abs=1e-4)
+
+
+def test_grpo_with_another_schedule_than_trl_is_an_error(grpo, start, monkeypatch):
+    trl = importlib.import_module("grpo_trl")
+    made = trl.make_scheduler
+
+    def later(given, optimizer, config, steps):
+        return made(given, optimizer, msgspec.structs.replace(config, warmup_steps=20), steps)
+
+    monkeypatch.setattr(trl, "make_scheduler", later)
+
+    with grpo.quiet(), pytest.raises(trl.CheckError, match="learning_rate of step 1 is"):
+        trl.check_equal(start, 0, 2)
 
 
 def test_grpo_compares_the_least_times_of_each_step(grpo):

@@ -128,6 +128,30 @@ def test_recorder_sample_of_a_rollout_is_the_same_with_and_without_a_closer_look
     assert (samples[0].prompt, samples[0].timings, samples[0].extra["episode"]) == (prompt, timings, "0-1-0")
 
 
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"step": 1 << 70}, {"step": 1 << 70}),
+        ({"axis": "eval", "step": 4}, {"axis": "eval", "step": 4}),
+        ({"note": "another field"}, {"extra": {"note": "another field"}}),
+        ({"completion": "password='hunter22'"}, {"completion": "password='[redacted]'"}),
+        ({"completion": "c" * 40}, {"completion": "c" * 32, "truncated": {"completion": 40}}),
+        ({"rewards": {"exact": math.inf}}, {"rewards": {"exact": math.inf}}),
+        ({"total": True}, {"total": True}),
+        ({"expected": "\ud800"}, {"expected": "?"}),
+    ],
+    ids=["huge step", "axis", "field", "secret", "long", "infinite", "bool", "surrogate"],
+)
+def test_recorder_samples_beside_one_that_needs_a_closer_look_are_all_recorded_in_order(change, shown, tmp_path):
+    recorder = recorded(tmp_path, text_bytes=32)
+    rows = [{"completion": str(number), "expected": "7", "rewards": {"exact": 1.0}} for number in range(5)]
+    recorder.samples([*rows[:2], rows[2] | change, *rows[3:]], step=3)
+    recorder.close()
+    samples = list(hl.read(tmp_path))
+    usual = [Sample(time=1.0, step=3, **row) for row in rows]
+    assert samples == [*usual[:2], msgspec.structs.replace(usual[2], **shown), *usual[3:]]
+
+
 def test_recorder_long_texts_are_cut_and_marked(tmp_path):
     recorder = recorded(tmp_path, text_bytes=10)
     recorder.samples([{"prompt": "short", "completion": "é" * 5_000_000, "note": "n" * 11}], step=1)

@@ -6,7 +6,7 @@ That losses and gradients are those of TRL is shown in `test_grpo_equals_trl`.
 import math
 import random
 from dataclasses import replace
-from statistics import stdev
+from statistics import pstdev, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from hookline import rl
 from hookline._engine.errors import OptionError
-from hookline.rl.rollouts.scoring import EPSILON, AdvantageOptions, group_advantages, set_advantages
+from hookline.rl.rollouts.scoring import EPSILON, AdvantageOptions, group_advantages, rollout_metrics, set_advantages
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -155,6 +155,17 @@ def test_importance_weights_of_a_token_without_a_logprob_are_one():
 
 
 # Groups
+
+
+@pytest.mark.parametrize("totals", [[1.0, 0.0, 0.0, 1.0], [0.1, 0.1, 0.1], [-3.5, 2.0, 1e200], [7.0]], ids=str)
+def test_rollout_metrics_have_the_mean_and_deviation_of_rewards(totals):
+    made = [rl.Rollout(rl.Task("1>"), rl.Completion("1", (5, 2)), {"own": each}, each) for each in totals]
+
+    metrics = rollout_metrics(made)
+
+    for name in ("reward", "rewards/own"):
+        assert metrics[f"{name}/mean"] == pytest.approx(sum(totals) / len(totals), rel=1e-12)
+        assert metrics[f"{name}/std"] == pytest.approx(pstdev(totals), rel=1e-12, abs=0)  # exactly 0 for equal ones
 
 
 def test_group_advantages_are_distances_from_the_mean_in_standard_deviations_of_the_sample():

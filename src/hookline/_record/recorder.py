@@ -10,6 +10,7 @@ A record with values on a device is written when they have arrived, with the tim
 
 import contextlib
 import functools
+import itertools
 import logging
 import operator
 import os
@@ -20,6 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from hookline._engine.checks import require_integer
 from hookline._engine.errors import OptionError
@@ -61,23 +64,16 @@ _TEXT_FIELDS = ("prompt", "completion", "expected", "reasoning", "answer")
 _USUAL_STEPS = 1 << 62
 _NUMBERS = frozenset({float, int}).issuperset
 _TEXTS = frozenset({str}).issuperset
+_DICTS = frozenset({dict}).issuperset
 _BEHIND_KIND = len(b'{"kind":"metrics"')
-_USUAL = dict.fromkeys((*_TEXT_FIELDS, "group", "lesson", "axis"), (str,)) | {
-    "step": (int,),
-    "total": (float, int),
-    "advantage": (float, int),
-    "rewards": (dict,),
-    "finish": (str,),
-    "version": (int,),
-    "length": (int,),
-    "rollout": (str,),
-    "parent": (str,),
-    "prompt_length": (int,),
-    "last_version": (int,),
-    "timings": (dict,),
-    "episode": (str,),
-}
+_USUAL = (
+    dict.fromkeys((*_TEXT_FIELDS, "group", "lesson", "axis", "finish", "rollout", "parent", "episode"), (str,))
+    | dict.fromkeys(("step", "version", "length", "prompt_length", "last_version"), (int,))
+    | dict.fromkeys(("total", "advantage"), (float, int))
+    | dict.fromkeys(("rewards", "timings"), (dict,))
+)
 """The usual types of a sample's fields, and of ``extra["episode"]``: such a sample is encoded without conversion."""
+_encode_fields: Callable[[dict[str, Any]], bytes] = msgspec.json.Encoder().encode
 
 
 class Recorder:
@@ -280,56 +276,72 @@ class Recorder:
         Raises:
             OptionError: One of them cannot be recorded. Then none is.
         """
-        lines: list[bytes] = []
+        step, axis, rows = checked_step(step), _check_axis(axis), list(rows)
         slow: list[tuple[Sample, list[Any]]] = []
-        step, axis = checked_step(step), _check_axis(axis)
-        for row in rows:
-            # From the first slow one on, all are slow: rows that were encoded are written first, and the order must not
-            # change.
-            line = self._plain_sample(row, step, axis) if not slow else None
-            if line is None:
-                slow.append(self._sample(row, step, axis))
-            else:
-                lines.append(line)
+        lines = self._plain_samples(rows, step, axis)
+        if lines is None:
+            lines = []
+            for row in rows:
+                # From the first slow one on, all are slow: rows that were encoded are written first, and the order must
+                # not change.
+                encoded = self._plain_samples([row], step, axis) if not slow else None
+                if encoded is None:
+                    slow.append(self._sample(row, step, axis))
+                else:
+                    lines += encoded
         if slow:
             _defer_values([sample for sample, _ in slow])
         for line in lines:  # nothing can be refused from here on: all are recorded, or none was
-            self.journal.append(line)
+            self._append_line(line)
         for sample, blobs in slow:
             if blobs:
                 self._media_writer().submit("samples", [CapturedSample(sample, blobs)], (sample.time, step, axis))
             else:
                 self._append(sample)
 
-    def _plain_sample(self, row: Any, step: int, axis: str) -> bytes | None:
-        """Encode a sample of plain values within the limits; None if something needs a closer look."""
-        if type(row) is not dict or self.redactor.has_functions:
+    def _plain_samples(self, rows: Sequence[Any], step: int, axis: str) -> list[bytes] | None:
+        """Encode samples that have the same fields, with plain values; None if something needs a closer look.
+
+        A rollout step has hundreds of samples. Their fields are checked by column, with built-in functions, in a third
+        of the time that a check of each value takes.
+        """
+        if not rows or not _DICTS(map(type, rows)) or self.redactor.has_functions:
             return None
-        texts: list[str] = []
-        for name, value in row.items():
-            kind = type(value)
-            if kind not in _USUAL.get(name, ()):
-                return None
-            if kind is str:
-                if len(value) > self._short:
-                    return None
-                texts.append(value)
-        timings: dict[Any, Any] = row.get("timings", {})
-        if not _TEXTS(map(type, timings)):
+        names = tuple(rows[0])
+        if len(names) < 2 or any(map(len(names).__ne__, map(len, rows))):
             return None
-        texts += timings
-        # All texts at once. A secret in one is found in the whole as well; what only looks like one gets a closer look.
-        if not self.redactor.would_keep("\n".join(texts)):
-            return None
-        rewards = row.get("rewards", {}).values()
-        numbers = [*rewards, *timings.values(), row.get("total", 0.0), row.get("advantage", 0.0)]
-        fields: dict[str, Any] = {"time": self._clock(), "step": step, "axis": axis} | row
-        if "episode" in row:
-            fields["extra"] = {"episode": fields.pop("episode")}
+        common: dict[str, Any] = {"kind": "sample", "time": self._clock(), "step": step, "axis": axis}
         try:
-            return encode(Sample(**fields)) if _NUMBERS(map(type, numbers)) and all(map(isfinite, numbers)) else None
-        except (TypeError, ValueError, OverflowError):
+            columns = dict(zip(names, zip(*map(operator.itemgetter(*names), rows), strict=True), strict=True))
+            if not self._are_plain(columns):
+                return None
+            fields = [common | row for row in rows]
+            if "episode" in columns:
+                for each in fields:
+                    each["extra"] = {"episode": each.pop("episode")}
+            return list(map(_encode_fields, fields))
+        except (KeyError, TypeError, ValueError, OverflowError):  # another field, a lone surrogate, a huge integer, ...
             return None
+
+    def _are_plain(self, columns: Mapping[str, Sequence[Any]]) -> bool:
+        """Return whether fields of samples have their usual types, finite numbers, and short texts without secrets."""
+        numbers: list[Any] = []
+        texts: set[str] = set()  # most occur in several samples, and are searched for secrets once
+        for name, values in columns.items():
+            kinds = set(map(type, values))
+            if not kinds.issubset(_USUAL.get(name, ())):
+                return False
+            if str in kinds:
+                texts.update(values)
+            elif dict in kinds:
+                numbers += itertools.chain.from_iterable(map(dict.values, values))
+            elif float in kinds:
+                numbers += values
+        texts.update(*columns.get("timings", ()))
+        if not _NUMBERS(map(type, numbers)) or not all(map(isfinite, numbers)) or not _TEXTS(map(type, texts)):
+            return False
+        # A secret in one text is found in all of them together; what only looks like one gets a closer look.
+        return max(map(len, texts), default=0) <= self._short and self.redactor.would_keep("\n".join(texts))
 
     def sample_use(
         self,
@@ -357,8 +369,12 @@ class Recorder:
             blobs.append((facts, value.capture(self.redactor)))
         if blobs:
             self._media_writer().submit("samples", [CapturedSample(use, blobs)], (use.time, use.step, use.axis))
-        else:
-            self._append(use)
+            return
+        with contextlib.suppress(TypeError, ValueError, OverflowError):  # e.g. a lone surrogate
+            line = encode(use)  # the names were redacted above, and are texts: no second look
+            self._append_line(line)
+            return
+        self._append(use)
 
     def rewards(self, name: str, values: Sequence[Any], samples: Sequence[str] = (), *, step: int = 0) -> None:
         """Record the values of a reward function for a batch."""

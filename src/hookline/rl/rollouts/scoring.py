@@ -10,6 +10,7 @@ they are daemons, so they never keep the program from exiting, and at most `MAX_
 before time-limited calls are skipped. An abandoned thread that computes keeps using its CPU.
 """
 
+import itertools
 import logging
 import math
 import reprlib
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, Literal
 
 from hookline._engine.errors import OptionError, closest
@@ -245,16 +246,27 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     if not rollouts:
         return metrics
     episodes = one_per_episode(rollouts)
-    totals, lengths = [each.total for each in episodes], [each.completion.length for each in rollouts]
-    metrics |= {"reward/mean": fmean(totals), "reward/std": pstdev(totals)}
-    for name in dict.fromkeys(name for each in episodes for name in each.rewards):
-        values = [each.rewards[name] for each in episodes if name in each.rewards]
-        metrics |= {f"rewards/{name}/mean": fmean(values), f"rewards/{name}/std": pstdev(values)}
-    metrics["success_rate"] = fmean(each.success for each in episodes)
+    made = [each.completion for each in rollouts]
+    lengths = [each.length for each in made]
+    mean, std = _mean_and_spread([each.total for each in episodes])
+    metrics |= {"reward/mean": mean, "reward/std": std}
+    for name in dict.fromkeys(itertools.chain.from_iterable(each.rewards for each in episodes)):
+        mean, std = _mean_and_spread([each.rewards[name] for each in episodes if name in each.rewards])
+        metrics |= {f"rewards/{name}/mean": mean, f"rewards/{name}/std": std}
+    metrics["success_rate"] = sum([each.success for each in episodes]) / len(episodes)
     metrics |= {"completions/length_mean": fmean(lengths), "completions/length_max": max(lengths)}
-    metrics["completions/truncated"] = fmean(each.completion.finish == "length" for each in rollouts)
+    metrics["completions/truncated"] = [each.finish for each in made].count("length") / len(made)
     metrics["tokens"] = sum(lengths)
     return metrics
+
+
+def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a whole population."""
+    mean = fmean(values)
+    if min(values) == max(values):  # exactly 0: the mean may be off by a rounding error
+        return mean, 0.0
+    # Not `statistics.pstdev`, which computes with fractions and takes many times as long.
+    return mean, math.dist(values, [mean] * len(values)) / math.sqrt(len(values))
 
 
 def lesson_metrics(lesson_id: str, rollouts: Sequence[Rollout]) -> dict[str, float]:

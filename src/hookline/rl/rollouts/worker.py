@@ -428,7 +428,7 @@ class RolloutWorker(Session):
 
     def _record_samples(self, made: Made, axis: str | None = None, *, step: int | None = None) -> None:
         at, shown = self.step if step is None else step, made.shown(self.rollout.samples)
-        rows = [{"step": at, **each.as_sample()} for each in shown]
+        rows = [each.as_sample() for each in shown]
         if self.recorder is not None:
             for each in shown:
                 own = each.rollout if isinstance(each, Unscored) else each
@@ -437,7 +437,7 @@ class RolloutWorker(Session):
                 self._add_tokens(rows, shown)
             self.recorder.samples(rows, at, axis or self.axis)
         else:
-            self.loop.samples += rows
+            self.loop.samples += [{"step": at, **row} for row in rows]
 
     def _add_tokens(self, rows: list[dict[str, Any]], rollouts: Sequence[Rollout | Unscored]) -> None:
         """Add the tokens, with their values, to a share of the samples."""
