@@ -75,7 +75,7 @@ vendor: node_modules/.installed
 	python3 scripts/vendor.py
 
 bench: $(VENV)/.bench
-	$(BIN)/pytest -n 0 -m peers tests/benchmarks
+	$(BIN)/pytest -n 0 -m benchmark tests/benchmarks
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/recording.py
 	$(BIN)/python benchmarks/media.py
@@ -94,9 +94,10 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/control.py
 	$(BIN)/python benchmarks/replay.py
 
-# Training with all sinks on while everything around it is broken, and an exact audit. As root it also fills a disk
+# The long tests; then training with all sinks on while everything around it is broken, and an exact audit. As root it also fills a disk
 # and cuts the power of another. Then a rollout worker is killed a hundred times, and a training on Ray twenty times.
 soak: $(VENV)/.dev
+	$(BIN)/pytest -m soak
 	PYTHONPATH=tests:tests/contract $(BIN)/python -m soak --minutes 10
 	directory=$$(mktemp -d) && $(BIN)/python tests/rl/kill_rollouts.py $$directory 100 && rm -r $$directory
 	directory=$$(mktemp -d) && $(BIN)/python tests/rl/kill_training.py $$directory 20 && rm -r $$directory

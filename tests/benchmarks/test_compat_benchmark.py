@@ -20,6 +20,7 @@ def measured(part):
     return json.loads(done.stdout)["parts"][part]
 
 
+@pytest.mark.benchmark
 def test_compat_of_wandb_measures_the_call_of_every_system_and_hookline_loses_nothing():
     *calls, lost, lost_by_wandb, lost_by_trackio = measured("wandb")
     assert [(row["unit"], row["other"]) for row in calls] == 2 * [("µs a call", "wandb"), ("µs a call", "trackio")]
@@ -31,6 +32,7 @@ def test_compat_of_wandb_measures_the_call_of_every_system_and_hookline_loses_no
     assert lost_by_trackio["others"] > 0  # in its memory: losses are found where there are any
 
 
+@pytest.mark.benchmark
 def test_compat_of_tensorboard_measures_both_writers_and_hookline_loses_nothing():
     number, tensor, lost, lost_by_torch = measured("tensorboard")
     for row in (number, tensor):
@@ -40,6 +42,7 @@ def test_compat_of_tensorboard_measures_both_writers_and_hookline_loses_nothing(
     assert lost_by_torch["others"] > 0  # in its queue: losses are found where there are any
 
 
+@pytest.mark.benchmark
 def test_compat_of_mlflow_measures_the_server_which_loses_nothing_acknowledged():
     received, lost = measured("mlflow")
     assert min(received["own"], received["own_cpu"]) > 0

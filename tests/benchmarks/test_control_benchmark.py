@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "control.py"
 
 
+@pytest.mark.benchmark
 def test_control_benchmark_measures_steps_and_latencies():
     command = [sys.executable, str(SCRIPT), "--steps", "200", "--rounds", "1", "--commands", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)

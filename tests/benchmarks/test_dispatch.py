@@ -18,7 +18,7 @@ def run_benchmark(*options: str, environment: dict[str, str]) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
 
 
-@pytest.mark.parametrize("hidden", [pytest.param((), id="with peers", marks=pytest.mark.peers), PEERS])
+@pytest.mark.parametrize("hidden", [pytest.param((), id="with peers", marks=pytest.mark.benchmark), PEERS])
 def test_dispatch_with_json_prints_one_object_with_every_situation_and_accounts_for_every_peer(hidden, without):
     done = run_benchmark("--json", environment=without(*hidden))
 

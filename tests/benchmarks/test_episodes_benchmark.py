@@ -33,6 +33,7 @@ def episodes(monkeypatch):
     return importlib.import_module("episodes")
 
 
+@pytest.mark.benchmark
 def test_episodes_benchmark_counts_every_conversation_as_a_rollout_or_a_fault(found):
     assert [(each["rollouts"], each["faults"]) for each in found["whole"]] == [(40, 0)]
     assert [(each["rollouts"], each["faults"]) for each in found["failing"]] == [(36, 4)]
@@ -40,6 +41,7 @@ def test_episodes_benchmark_counts_every_conversation_as_a_rollout_or_a_fault(fo
     assert found["ratios"] == [found["ratio"]]
 
 
+@pytest.mark.benchmark
 def test_episodes_benchmark_prints_a_table_with_the_bar(found, episodes):
     steps = {name: [episodes.Step(**each) for each in found[name]] for name in ("whole", "failing")}
     fields = {name: value for name, value in found.items() if name not in ("ratio", "bars")}

@@ -56,6 +56,7 @@ def rollout(**changes):
     return replace(rl.Rollout(rl.Task("21>", "12"), written, {"correct": 1.0}, 1.0, advantage=0.5), **changes)
 
 
+@pytest.mark.benchmark
 def test_grpo_with_json_measures_learning_and_cost_and_all_checks_pass():
     done = run_benchmark("--json")
 

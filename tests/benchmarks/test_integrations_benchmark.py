@@ -48,7 +48,8 @@ def step_through(task):
     return []
 
 
-@pytest.mark.parametrize("hidden", [pytest.param((), id="with peers", marks=pytest.mark.peers), PACKAGES])
+@pytest.mark.benchmark
+@pytest.mark.parametrize("hidden", [(), PACKAGES], ids=["with peers", "alone"])
 def test_integrations_with_json_measures_every_host_in_every_case_and_all_make_the_same_steps(hidden, without):
     done = run_benchmark("--json", environment=without(*hidden))
 
@@ -120,6 +121,7 @@ def test_integrations_with_a_host_that_is_not_installed_names_it(benchmark, monk
     assert report.figures == []
 
 
+@pytest.mark.benchmark
 def test_integrations_make_the_base_first_and_second_by_turns(benchmark, tmp_path):
     order = []
 
@@ -134,6 +136,7 @@ def test_integrations_make_the_base_first_and_second_by_turns(benchmark, tmp_pat
     assert len(bench.taken["again"]) == 3
 
 
+@pytest.mark.benchmark
 def test_integrations_of_a_host_that_makes_a_step_less_is_an_error(benchmark, tmp_path):
     def train(task):
         return step_through(task if task.case == "base" else replace(task, data=list(task.data)[:-1]))
@@ -144,6 +147,7 @@ def test_integrations_of_a_host_that_makes_a_step_less_is_an_error(benchmark, tm
         loop(1)
 
 
+@pytest.mark.benchmark
 def test_integrations_of_a_host_that_forgets_its_callbacks_is_an_error(benchmark, tmp_path):
     loop = benchmark.Bench("deaf", step_through, "tiny", 2, tmp_path).loop("hookline")
 
@@ -200,6 +204,7 @@ def test_integrations_batches_that_were_not_gone_through_have_no_time(hosts):
         _ = batches.step_time
 
 
+@pytest.mark.benchmark
 def test_integrations_with_no_rounds_is_refused(without):
     done = run_benchmark("--rounds", "0", environment=without())
 

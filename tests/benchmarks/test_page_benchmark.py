@@ -19,6 +19,7 @@ def module(monkeypatch):
     return importlib.import_module
 
 
+@pytest.mark.benchmark
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_page_benchmark_with_json_opens_charts_runs_and_samples():
     pytest.importorskip("playwright.sync_api", reason="needs playwright")

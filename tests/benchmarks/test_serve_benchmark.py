@@ -34,6 +34,7 @@ def serve(module):
     return module("serve")
 
 
+@pytest.mark.benchmark
 def test_serve_benchmark_crowd_counts_every_record_in_three_places():
     done = run_benchmark("--seconds", "1", "--part", "crowd")
     assert done.returncode == 0, done.stderr
@@ -49,6 +50,7 @@ def test_serve_benchmark_crowd_counts_every_record_in_three_places():
     assert set(report["bars"]) == {*latencies, "nothing lost"}
 
 
+@pytest.mark.benchmark
 def test_serve_benchmark_other_parts_count_values_and_name_what_is_skipped():
     done = run_benchmark("--part", "idle", "--part", "rate", "--part", "viewed_rate")
     assert done.returncode == 0, done.stderr

@@ -31,6 +31,7 @@ def module(monkeypatch):
     return importlib.import_module
 
 
+@pytest.mark.benchmark
 def test_store_benchmark_with_json_measures_everything_and_finds_what_it_wrote():
     done = run_benchmark("--json", "--scale")
     assert (done.returncode, done.stderr) == (0, "")

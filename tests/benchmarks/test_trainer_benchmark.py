@@ -30,7 +30,8 @@ def trainer(monkeypatch):
     return importlib.import_module("trainer")
 
 
-@pytest.mark.parametrize("hidden", [pytest.param((), id="with peers", marks=pytest.mark.peers), PACKAGES])
+@pytest.mark.benchmark
+@pytest.mark.parametrize("hidden", [(), PACKAGES], ids=["with peers", "alone"])
 def test_trainer_with_json_measures_every_system_and_all_make_the_same_steps(hidden, without):
     done = run_benchmark("--json", environment=without(*hidden))
 
@@ -131,6 +132,7 @@ def test_trainer_batches_that_were_not_gone_through_have_no_time(trainer):
         _ = batches.nanoseconds
 
 
+@pytest.mark.benchmark
 def test_trainer_with_no_rounds_is_refused(without):
     done = run_benchmark("--rounds", "0", environment=without())
 

@@ -1,7 +1,8 @@
 """Twenty scripts in the shape of public ones: plain, attached and under `hookline exec`, with equal results.
 
-All of them run once, before the first test: the plain and the attached ones in a process each, those under
-`hookline exec` in processes of their own.
+All of them run once: the plain and the attached ones in a process each, before the first test, those under
+`hookline exec` in processes of their own. `make test` runs one script for each tracker and trainer under
+`hookline exec`, and `make soak` the others.
 """
 
 import json
@@ -91,6 +92,24 @@ SERIES: dict[str, tuple[str, slice | int]] = {
 """A metric of each script that logs, and which of its results these are, or how many where a log has fewer digits."""
 
 
+SIMILAR = {
+    "flax_loop": "rnn_lm",
+    "lightning_gan": "lightning_classifier",
+    "mnist": "dqn",
+    "reinforce": "embeddings",
+    "run_clm": "multi_tracker",
+    "timm_loop": "nanogpt",
+    "trl_sft": "trl_grpo",
+    "vae": "dqn",
+}
+"""Scripts that use the same tracker or trainer as another one, which `make test` runs under `hookline exec`."""
+
+
+def scripts(names):
+    """Parameters of a test with these scripts under `hookline exec`."""
+    return [pytest.param(name, marks=pytest.mark.soak if name in SIMILAR else ()) for name in sorted(names)]
+
+
 class Outcome:
     """The output and the records of all scripts' runs."""
 
@@ -116,9 +135,14 @@ class Outcome:
         with ThreadPoolExecutor(2) as pool:
             plain = pool.submit(self._together, "plain", SCRIPTS)
             attached = pool.submit(self._together, "attached_in", sorted((home / "attached").glob("*.py")))
-            executed = {script.stem: pool.submit(self._execute, script) for script in SCRIPTS}
             self.plain, self.attached = plain.result(), attached.result()
-            self.executed = {name: each.result() for name, each in executed.items()}
+        self._executed = {}
+
+    def executed(self, name):
+        """The result of a script under `hookline exec`."""
+        if name not in self._executed:
+            self._executed[name] = self._execute(HERE / "scripts" / f"{name}.py")
+        return self._executed[name]
 
     def _together(self, folder, scripts):
         command = [sys.executable, HERE / "run_scripts.py", self.home / folder, *scripts]
@@ -138,6 +162,8 @@ class Outcome:
 
     def run(self, kind, name):
         """The only run of a script."""
+        if kind == "exec":
+            self.executed(name)
         found = hl.runs(self.home / kind / name / "runs")
         assert [run.status for run in found] in (["finished"], ["stopped"])
         return found[0]
@@ -180,15 +206,29 @@ def test_there_are_twenty_scripts_with_at_most_three_changed_lines_attached():
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(ATTACHED))
-def test_results_of_a_script_are_bit_equal(name, outcome):
+def test_results_of_an_attached_script_are_bit_equal(name, outcome):
     assert outcome.attached[name] == outcome.plain[name]
-    assert outcome.executed[name] == outcome.plain[name]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", scripts(ATTACHED))
+def test_results_of_a_script_under_exec_are_bit_equal(name, outcome):
+    assert outcome.executed(name) == outcome.plain[name]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(SERIES))
-@pytest.mark.parametrize("kind", ["attached_in", "exec"])
-def test_rows_of_a_script_are_complete(kind, name, outcome):
+def test_rows_of_an_attached_script_are_complete(name, outcome):
+    check_rows(outcome, "attached_in", name)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", scripts(SERIES))
+def test_rows_of_a_script_under_exec_are_complete(name, outcome):
+    check_rows(outcome, "exec", name)
+
+
+def check_rows(outcome, kind, name):
     metric, part = SERIES[name]
     recorded = series(outcome.run(kind, name), metric)
 
@@ -199,7 +239,7 @@ def test_rows_of_a_script_are_complete(kind, name, outcome):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["embeddings", "reinforce"])
+@pytest.mark.parametrize("name", scripts(["embeddings", "reinforce"]))
 def test_script_that_only_prints_has_a_run_with_its_console(name, outcome):
     run = outcome.run("exec", name)
 
