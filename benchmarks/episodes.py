@@ -41,11 +41,12 @@ LIMIT_SHARE, LEAST_LIMIT_SECONDS = 0.03, 0.5
 """The time limit of an environment between two turns: this share of a step, as a busy machine takes longer for both.
 
 A step ends with its last conversation. If that one hangs, the step takes longer by the limit: with a large share, the
-limit would be measured instead of the throughput.
+limit would be measured instead of the throughput. So a step has 4,096 conversations by default: with 2,048, it would
+take hardly ten seconds on a fast machine, since the keys and values of earlier turns are kept.
 """
 WAIT_MILLISECONDS = (1, 20)
 RELEASED = threading.Event()
-"""Ends the functions that block a thread."""
+"""Ends the functions that block a thread, once the step is over."""
 
 
 async def _hang() -> Any:
@@ -131,14 +132,22 @@ class Conversation:
 
 
 class EndlessPolicy(rl.HFPolicy):
-    """Writes as many tokens as it may, and its turns count as complete; as text, they are all the same."""
+    """Writes as many tokens as it may, and its turns count as complete; all tokens are the same letter.
+
+    Random tokens might call tools. The letter is what the model really samples, so its keys and values are those of the
+    conversation, and a next turn that is computed from them is computed correctly.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        super().__init__(model, tokenizer)
+        letter = tokenizer.convert_tokens_to_ids("a")
+        others = [token for token in range(len(tokenizer)) if token != letter]
+        model.lm_head.register_forward_hook(lambda _, __, logits: logits.index_fill(-1, torch.tensor(others), -1e4))
 
     def completions(self, rows: list[Any]) -> list[rl.Completion]:
-        """Return rows as complete turns: random tokens might call tools."""
-        letter = self.tokenizer.convert_tokens_to_ids("a")
+        """Return rows as complete turns."""
         for row in rows:
-            row.tokens = [letter] * (len(row.tokens) - 1) + [self.tokenizer.eos_token_id]
-            row.finish = "stop"
+            row.tokens[-1], row.finish = self.tokenizer.eos_token_id, "stop"
         return super().completions(rows)
 
     def _end_tokens(self, sampling: rl.Sampling) -> frozenset[int]:
@@ -197,6 +206,8 @@ class Worker:
         """Make a step, and check that nothing is lost."""
         before, made = sum(self.worker.faults.values()), []
         taken_here: Taken = taken(lambda: made.extend(self.worker.roll_out()))
+        RELEASED.set()  # the threads of this step: a process may have a limited number of abandoned ones
+        RELEASED.clear()
         faults = sum(self.worker.faults.values()) - before
         failing = sum(1 for _ in self._failing())
         if len(made) + faults != self.options.episodes or faults != failing:
@@ -316,7 +327,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description="What failing environments cost the others.")
     add = parser.add_argument
-    add("--episodes", type=at_least(10), default=2048, help="conversations of a step")
+    add("--episodes", type=at_least(10), default=4096, help="conversations of a step")
     add("--open", type=at_least(1), default=256, help="how many of them are open at a time")
     add("--turns", type=at_least(1), default=4, help="turns of each")
     add("--spread", type=int, default=2, help="by how much the number of turns varies, at most")

@@ -30,14 +30,24 @@ QUIET_PASSES = 10
 """How many passes of the event loop without a new request or an end mean that all callers wait for something."""
 GATHER_SECONDS = 0.005
 """How long an empty batch waits for callers that are still busy."""
-JOIN_SHARE = 8
-"""Requests join a batch when they are at least this fraction of its rows: joining copies the whole cache."""
-JOIN_STEPS = 16
+JOIN_COST = 2.0
+"""How many tokens of the whole batch could be generated in the time that a join takes: it copies the whole cache.
+
+Requests join once waiting has cost as much. Each token without them costs their share of the rows that there could be.
+"""
+JOIN_STEPS = 32
 """After this many tokens, a request joins however few they are."""
 
 
 class OpenBatch(Protocol):
-    """A batch of requests that others can join, each with a key; used by one thread at a time."""
+    """A batch of requests that others can join, each with a key; used by one thread at a time.
+
+    Attributes:
+        callers: The number of callers whose requests may continue earlier ones, so that it can pay to keep what was
+            computed for these.
+    """
+
+    callers: int
 
     @property
     def room(self) -> int:
@@ -66,6 +76,7 @@ class _Calls:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._waiting: list[tuple[int, SampleRequest]] = []
+        self.callers = 0
 
     room = 1 << 20
 
@@ -125,9 +136,11 @@ class BatchedPolicy:
         self._running: dict[int, _Waiting] = {}
         self._dropped: set[int] = set()
         self._steps_waited = 0  # tokens generated since requests joined; written only by the thread
+        self._lost_steps = 0.0  # those that could have been generated for waiting requests, as a share of the batch
         self._changes = 0
         self._changed: asyncio.Event | None = None
         self._driver: asyncio.Task[None] | None = None
+        self._batch: tuple[OpenBatch, tuple[float, float]] | None = None
         self._is_closed = False
 
     @property
@@ -146,12 +159,17 @@ class BatchedPolicy:
 
     @contextmanager
     def expect(self) -> Iterator[None]:
-        """Count a caller: an empty batch waits a moment for all callers to send a request."""
+        """Count a caller: an empty batch waits a moment for all callers to send a request.
+
+        While there are callers, an empty batch is kept, with what it keeps of finished requests.
+        """
         self.callers += 1
         try:
             yield
         finally:
             self.callers -= 1
+            if not self.callers:  # nothing is kept while a learner uses the memory and changes the weights
+                self._batch = None
             self._note_change()
 
     async def sample(self, request: SampleRequest) -> Completion:
@@ -181,7 +199,7 @@ class BatchedPolicy:
 
     def close(self) -> None:
         """End the thread after the token that it generates; further requests fail."""
-        self._is_closed = True
+        self._is_closed, self._batch = True, None
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _note_change(self) -> None:
@@ -199,9 +217,9 @@ class BatchedPolicy:
                 if not self._running:
                     if not self._waiting:
                         return
-                    sampling = next(iter(self._waiting.values())).request.sampling
-                    batch, kind = self._new_batch(sampling), _kind(sampling)
+                    batch, kind = self._empty_batch(next(iter(self._waiting.values())).request.sampling)
                 assert batch is not None
+                batch.callers = self.callers
                 admitted, dropped = self._take(batch, kind), self._take_dropped()
                 for key, outcome in await loop.run_in_executor(self._thread, self._advance, batch, admitted, dropped):
                     _answer(self._running.pop(key, None), outcome)
@@ -212,6 +230,7 @@ class BatchedPolicy:
 
     def _fail(self, error: Exception) -> None:
         """Fail the requests of a batch, or those that wait if it could not be opened: nor could another one."""
+        self._batch = None
         if self._running:
             failed, self._running = self._running, {}
         else:
@@ -219,10 +238,15 @@ class BatchedPolicy:
         for each in failed.values():
             _answer(each, error)
 
-    def _new_batch(self, sampling: Sampling) -> OpenBatch:
+    def _empty_batch(self, sampling: Sampling) -> tuple[OpenBatch, tuple[float, float]]:
+        """Return the empty batch that is kept, or a new one, and what its requests have in common."""
+        kind = _kind(sampling)
+        if self._batch is not None and self._batch[1] == kind:
+            return self._batch
         open_batch = getattr(self.policy, "open_batch", None)
         batch: OpenBatch = _Calls(self.policy) if open_batch is None else open_batch(sampling)
-        return batch
+        self._batch = (batch, kind) if self.callers else None
+        return batch, kind
 
     async def _gather(self) -> None:
         """Let the callers run until each of them waits."""
@@ -244,7 +268,7 @@ class BatchedPolicy:
     def _take(self, batch: OpenBatch, kind: tuple[float, float] | None) -> list[tuple[int, SampleRequest]]:
         """Remove and return the requests that join the batch now."""
         oldest = next(iter(self._waiting.values()), None)
-        if oldest is None or _kind(oldest.request.sampling) != kind or not self._enough(len(batch)):
+        if oldest is None or _kind(oldest.request.sampling) != kind or not self._enough(batch):
             return []
         fitting = [key for key, each in self._waiting.items() if _kind(each.request.sampling) == kind]
         taken = fitting[: batch.room]
@@ -259,10 +283,11 @@ class BatchedPolicy:
             del self._running[key]
         return dropped
 
-    def _enough(self, rows: int) -> bool:
-        """Whether the waiting requests are worth a change of a batch with a number of rows."""
-        count = len(self._waiting)
-        return count > 0 and (count * JOIN_SHARE >= rows or self._steps_waited >= JOIN_STEPS)
+    def _enough(self, batch: OpenBatch) -> bool:
+        """Whether requests that wait and have room are worth a change of the batch."""
+        if not self._waiting or not batch.room:
+            return False
+        return not len(batch) or self._lost_steps >= JOIN_COST or self._steps_waited >= JOIN_STEPS
 
     def _advance(
         self, batch: OpenBatch, admitted: list[tuple[int, SampleRequest]], dropped: set[int]
@@ -271,12 +296,14 @@ class BatchedPolicy:
         batch.drop(dropped)
         outcomes: list[tuple[int, Completion | Exception]] = []
         if admitted:
-            self._steps_waited = 0
+            self._steps_waited, self._lost_steps = 0, 0.0
             outcomes += batch.admit(admitted)
 
         def should_pause() -> bool:
             self._steps_waited += 1
-            return self._is_closed or bool(self._dropped) or (self._enough(len(batch)) and batch.room > 0)
+            count = min(len(self._waiting), batch.room)
+            self._lost_steps += count / max(1, count + len(batch))
+            return self._is_closed or bool(self._dropped) or self._enough(batch)
 
         if not outcomes and len(batch):
             outcomes += batch.advance(should_pause)

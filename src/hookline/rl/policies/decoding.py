@@ -129,9 +129,15 @@ class Decoder:
                 self.select(selected)
             logits = self.extend(tokens, criteria.positions)
 
-    def prefill(self, copies: int) -> Tensor:
-        """Return the logits after each prompt, repeated ``copies`` times."""
-        logits = self._forward(self._ids, None)
+    def prefill(self, copies: int, cached: Any = None, columns: int = 0) -> Tensor:
+        """Return the logits after each prompt, repeated ``copies`` times.
+
+        Args:
+            cached: A cache of the first columns, which are not processed again.
+            columns: How many columns it has.
+        """
+        self.cache = cached
+        logits = self._forward(self._ids[:, columns:], None)
         if not hasattr(self.cache, "reorder_cache"):
             raise OptionError(f"{type(self.model).__name__} gives no past_key_values: give a model with a KV cache.")
         if copies == 1:
@@ -150,14 +156,15 @@ class Decoder:
         self.cache.reorder_cache(indices)
         self.pads = self.pads[indices]
 
-    def join(self, other: "Decoder") -> None:
-        """Add the rows of another decoder after the own ones; both have processed all tokens of theirs."""
+    def join(self, others: "Sequence[Decoder]") -> None:
+        """Add the rows of other decoders after the own ones; all have processed all tokens of theirs."""
         self._trim()
-        length = max(self.length, other.length)
-        for own, new in zip(self.cache.layers, other.cache.layers, strict=True):
-            own.keys = torch.cat([_padded(own.keys, length), _padded(new.keys, length)])
-            own.values = torch.cat([_padded(own.values, length), _padded(new.values, length)])
-        self.pads = torch.cat([self.pads + length - self.length, other.pads + length - other.length])
+        length = max(self.length, *(other.length for other in others))
+        layers = zip(self.cache.layers, *(other.cache.layers for other in others), strict=True)
+        for own, *new in layers:
+            own.keys = _stacked([own.keys, *(layer.keys for layer in new)], length)
+            own.values = _stacked([own.values, *(layer.values for layer in new)], length)
+        self.pads = torch.cat([each.pads + length - each.length for each in (self, *others)])
         self.length = length
         self.is_padded = bool(self.pads.any())
 
@@ -189,9 +196,13 @@ class Decoder:
         return output.logits[:, -1].float()
 
 
-def _padded(states: Tensor, length: int) -> Tensor:
-    """Pad keys or values on the left, where they are masked."""
-    return torch.nn.functional.pad(states, (0, 0, length - states.shape[-2], 0))
+def _stacked(parts: Sequence[Tensor], length: int) -> Tensor:
+    """Stack keys or values of rows, padded on the left, where they are masked; they are copied once."""
+    heads, dimension = parts[0].shape[1], parts[0].shape[3]
+    stacked = parts[0].new_zeros(sum(map(len, parts)), heads, length, dimension)
+    for part, place in zip(parts, stacked.split([len(part) for part in parts]), strict=True):
+        place[:, :, length - part.shape[2] :] = part
+    return stacked
 
 
 def sample_tokens(logits: Tensor, noise: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,8 @@ class HFPolicy:
     Args:
         model: A causal language model.
         tokenizer: Its tokenizer. A prompt that begins with BOS gets no second one.
-        batch_size: The largest number of completions generated at the same time.
+        batch_size: The largest number of completions generated at the same time. In multi-turn episodes, it also bounds
+            the finished turns whose keys and values are kept.
         device: Where to move the model; None leaves it where it is.
     """
 

@@ -5,8 +5,11 @@ key-value cache. A finished row is returned at once, and is removed from the cac
 from a generator of its own request, so its tokens do not depend on the other rows. Their logits do, in the last bits:
 arithmetic depends on the shape of a batch.
 
+In multi-turn episodes, the keys and values of finished rows are kept: of a prompt that begins with the tokens of one of
+them, only the others are processed. A change of the weights drops what is kept, and what is in progress is not kept.
+
 A model whose cache does not keep all tokens (sliding windows, state space models) cannot be joined; then further
-requests wait until all rows are finished.
+requests wait until all rows are finished, and nothing is kept.
 """
 
 import secrets
@@ -21,10 +24,16 @@ from hookline._engine.errors import OptionError
 from hookline.loops.training_step import set_to_evaluate
 from hookline.rl.policies.base import SampleRequest, check_prompt, derived_seed
 from hookline.rl.policies.decoding import COMPACT_BELOW, Decoder, Row, StopCriteria, device_of, sample_tokens
+from hookline.rl.policies.prefix_cache import Prefix, PrefixCache, WeightsWatch
 from hookline.rl.types import Completion, Sampling
 
 if TYPE_CHECKING:
     from hookline.rl.policies.hf import HFPolicy
+
+MIN_SAVED_TOKENS = 16
+"""Kept keys and values are used if they save at least so many tokens of a pass: copying them takes time too."""
+PASS_TOKENS = 256
+"""Prompts are processed in two passes instead of one if that saves so many tokens: a pass alone costs about as much."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,27 +43,59 @@ class _OpenRow:
     Attributes:
         noise: A number from 0 to 1 for each token, on the CPU.
         is_dropped: Its request was cancelled.
+        changes: How often the weights had changed when it was admitted.
+        ids: The tokens of prompt and completion, once it is finished; a copy, since a `Completion` can be modified.
     """
 
     key: int
     row: Row
     noise: Tensor
     is_dropped: bool = False
+    changes: int = 0
+    ids: list[int] | None = None
 
     @property
     def is_open(self) -> bool:
         return self.row.finish is None and not self.is_dropped
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt to process, and what is kept of its beginning.
+
+    Attributes:
+        rows: Those that begin with it.
+        new: The number of tokens that have to be processed: at least one, for its logits.
+    """
+
+    ids: list[int]
+    rows: list[_OpenRow]
+    prefix: Prefix | None
+    new: int
+
+
 class HFBatch:
     """The requests that are being generated together; used by one thread at a time.
 
+    While there are `callers`, the keys and values of finished rows are kept for prompts that begin with their tokens.
+    Rows of the batch and kept ones together are at most as many as callers, or as the most rows that the batch ever
+    had, and never more than `HFPolicy.batch_size`: they take no more memory than if all callers generated at the same
+    time. Once so many rows were kept and none was used, as in episodes of a single turn, nothing is kept any more.
+
     Args:
         sampling: Has the temperature and top-p of all requests.
+
+    Attributes:
+        callers: The number of callers whose requests may continue earlier ones.
     """
 
     def __init__(self, policy: "HFPolicy", sampling: Sampling) -> None:
         self._policy, self._sampling = policy, sampling
+        self.callers = 0
+        self._prefixes = PrefixCache()
+        self._weights = WeightsWatch(policy.model)
+        self._kept_in_vain = 0
+        self._most_rows = 0
         self._rows: list[_OpenRow] = []
         self._decoder: Decoder | None = None
         self._noise: Tensor | None = None
@@ -119,23 +160,65 @@ class HFBatch:
     def _add(self, admitted: list[_OpenRow]) -> None:
         """Process the prompts of new rows, and add the rows to the batch."""
         self._compact(self._open_indices())  # finished rows would be copied with the cache
-        distinct = {tuple(each.row.prompt): None for each in admitted}
-        places = {prompt: place for place, prompt in enumerate(distinct)}
-        fresh = self._policy.decoder([list(prompt) for prompt in distinct])
-        logits = fresh.prefill(1)
-        if len(distinct) < len(admitted):
-            selected = torch.tensor([places[tuple(each.row.prompt)] for each in admitted], device=logits.device)
-            fresh.select(selected)
-            logits = logits[selected]
+        changes = self._note_weights()
+        groups: dict[tuple[int, ...], list[_OpenRow]] = {}
+        for each in admitted:
+            each.changes = changes
+            groups.setdefault(tuple(each.row.prompt), []).append(each)
+        passes = self._passes([self._with_prefix(rows) for rows in groups.values()])
+        prefilled = [self._prefilled(prompts) for prompts in passes]
+        decoders, logits = [decoder for decoder, _ in prefilled], [after for _, after in prefilled]
         if self._decoder is None:
-            self._decoder, self._logits = fresh, logits
+            self._decoder = decoders.pop(0)
         else:
-            current = self._current_logits()
-            self._decoder.join(fresh)
-            self._logits = torch.cat([current, logits])
-        self._rows += admitted
+            logits.insert(0, self._current_logits())
+        if decoders:
+            self._decoder.join(decoders)
+        self._logits = torch.cat(logits)
+        self._rows += [row for prompts in passes for prompt in prompts for row in prompt.rows]
         noise = torch.nn.utils.rnn.pad_sequence([each.noise for each in self._rows], batch_first=True)
-        self._noise = noise.to(logits.device) if self._sampling.temperature else None
+        self._noise = noise.to(self._logits.device) if self._sampling.temperature else None
+        self._most_rows = max(self._most_rows, len(self._rows))
+        self._prefixes.shrink(self._keeps(len(self._rows)))
+
+    def _with_prefix(self, rows: list[_OpenRow]) -> _Prompt:
+        ids = rows[0].row.prompt
+        prefix, common = self._prefixes.find(ids)
+        return _Prompt(ids, rows, prefix, max(1, len(ids) - common))
+
+    def _passes(self, prompts: list[_Prompt]) -> list[list[_Prompt]]:
+        """Divide prompts into those with few new tokens and others, if that saves tokens: a pass has rectangles."""
+        if not len(self._prefixes):
+            return [prompts]
+        ordered = sorted(prompts, key=lambda prompt: prompt.new)
+        count, most = len(ordered), ordered[-1].new
+        saved = {split: split * (most - ordered[split - 1].new) for split in range(1, count)}
+        split = max(saved, key=saved.__getitem__, default=0)
+        return [ordered[:split], ordered[split:]] if split and saved[split] >= PASS_TOKENS else [ordered]
+
+    def _prefilled(self, prompts: list[_Prompt]) -> tuple[Decoder, Tensor]:
+        """Process prompts, and return a decoder with all their rows, and the logits after each.
+
+        With n the largest number of new tokens, the last n tokens of every prompt are processed, over the keys and
+        values of those before: then all padding is on the left.
+        """
+        decoder = self._policy.decoder([prompt.ids for prompt in prompts])
+        columns = decoder.length - max(prompt.new for prompt in prompts)
+        pads = [decoder.length - len(prompt.ids) for prompt in prompts]
+        if sum(max(0, columns - pad) for pad in pads) >= MIN_SAVED_TOKENS:
+            sources = [
+                (prompt.prefix if pad < columns else None, pad) for prompt, pad in zip(prompts, pads, strict=True)
+            ]
+            logits = decoder.prefill(1, self._prefixes.gather(sources, columns), columns)
+            self._kept_in_vain = 0
+        else:
+            logits = decoder.prefill(1)
+        if all(len(prompt.rows) == 1 for prompt in prompts):
+            return decoder, logits
+        copies = torch.tensor([len(prompt.rows) for prompt in prompts], device=logits.device)
+        indices = torch.arange(len(prompts), device=logits.device).repeat_interleave(copies)
+        decoder.select(indices)
+        return decoder, logits[indices]
 
     def _current_logits(self) -> Tensor:
         """Return the logits after the last token of each row."""
@@ -159,6 +242,7 @@ class HFBatch:
             if each.is_open:
                 each.row.add(token, *own)
                 if not each.is_open:
+                    each.ids = [*each.row.prompt, *each.row.tokens] if self.callers else None
                     finished.append(each)
         self._tokens, self._logits = tokens, None
         self._compact_if_worthwhile()
@@ -176,6 +260,7 @@ class HFBatch:
         """Continue with these rows alone."""
         if len(kept) == len(self._rows):
             return
+        self._keep_finished(len(kept))
         if not kept:
             self._rows, self._decoder, self._noise, self._logits, self._tokens = [], None, None, None, None
             return
@@ -186,3 +271,29 @@ class HFBatch:
         self._noise = None if self._noise is None else self._noise[selected]
         self._logits = None if self._logits is None else self._logits[selected]
         self._tokens = None if self._tokens is None else self._tokens[selected]
+
+    def _keep_finished(self, num_open: int) -> None:
+        """Keep the keys and values of finished rows, which are about to be removed from the batch."""
+        assert self._decoder is not None
+        room = self._keeps(num_open)
+        if room < 1 or not self._decoder.can_join:
+            return
+        changes = self._note_weights()
+        rows = [(index, each.ids) for index, each in enumerate(self._rows) if each.ids and each.changes == changes]
+        self._prefixes.shrink(room - len(rows))
+        self._prefixes.add(self._decoder, rows[-room:])
+        self._kept_in_vain += len(rows)
+
+    def _keeps(self, num_rows: int) -> int:
+        """Return how many rows may be kept beside those of the batch."""
+        most = min(self._policy.batch_size, max(self.callers, self._most_rows))
+        return 0 if not self.callers or self._kept_in_vain > most else most - num_rows
+
+    def _note_weights(self) -> int:
+        """Drop what was computed with other weights; returns how often they have changed."""
+        if not self.callers:
+            return 0
+        before, changes = self._weights.changes, self._weights.look(self._policy.version)
+        if changes != before:
+            self._prefixes.clear()
+        return changes
