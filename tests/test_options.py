@@ -10,13 +10,12 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
-from source_code import ROOT, Class, Function, Package
+from source_code import ROOT, Class, Function, Package, without_collections
 
 from hookline.cli import app
 
@@ -91,6 +90,9 @@ One whose name is not the only one of its kind is named with its place.
 BEHIND = {"WorkerConfig": {"SFTPolicyWorker", "main"}, "Reward": {"library"}, "TextReward": {"library"}}
 """What tests use instead of the name of a class that only files name, or only subclasses are built of."""
 
+Annotated = list[tuple[str, set[str]]]
+"""The names of all fields, with the words of their annotations."""
+
 
 @dataclass
 class Options:
@@ -111,11 +113,16 @@ def public_options(package: Package) -> list[Options]:
     """The options of everything that a public module offers, and of settings that files hold."""
     offered = {package.home(name, each) for name, module in package.modules.items() for each in module.offered()}
     files = {place for place, owner in package.classes.items() if _is_settings(owner, package)}
-    found = (options_of(place, package) for place in sorted(offered | files) if not place.startswith("hookline.server"))
+    annotated = _annotated(package)
+    found = (
+        options_of(place, package, annotated)
+        for place in sorted(offered | files)
+        if not place.startswith("hookline.server")
+    )
     return [options for options in found if options is not None and options.names]
 
 
-def options_of(place: str, package: Package) -> Options | None:
+def options_of(place: str, package: Package, annotated: Annotated) -> Options | None:
     if place in package.functions:
         return _of_function(place, package, package.functions[place], skip=0)
     owner = package.classes.get(place)
@@ -130,7 +137,12 @@ def options_of(place: str, package: Package) -> Options | None:
             break
     else:
         return None
-    found.words |= {owner.node.name, *_registered(owner), *_sections(owner, package), *BEHIND.get(owner.node.name, ())}
+    found.words |= {
+        owner.node.name,
+        *_registered(owner),
+        *_sections(owner, annotated),
+        *BEHIND.get(owner.node.name, ()),
+    }
     return found
 
 
@@ -176,16 +188,14 @@ def _registered(owner: Class) -> Iterator[str]:
             yield ast.literal_eval(each.args[0])
 
 
-def _sections(owner: Class, package: Package) -> Iterator[str]:
+def _sections(owner: Class, annotated: Annotated) -> Iterator[str]:
     """The keys in files under which it stands: ``data`` for ``data: DataOptions``."""
-    for section, words in _annotated(package):
+    for section, words in annotated:
         if owner.node.name in words:
             yield section
 
 
-@cache
-def _annotated(package: Package) -> list[tuple[str, set[str]]]:
-    """The names of all fields, with the words of their annotations."""
+def _annotated(package: Package) -> Annotated:
     lines = [node for each in package.classes.values() if _has_fields(each) for node in each.node.body]
     fields = [node for node in lines if isinstance(node, ast.AnnAssign)]
     return [(ast.unparse(node.target), set(re.findall(r"\w+", ast.unparse(node.annotation)))) for node in fields]
@@ -197,54 +207,16 @@ class TestFile:
     __test__ = False
 
     def __init__(self, text: str) -> None:
-        self.nodes = list(ast.walk(ast.parse(text)))
-
-    @cached_property
-    def words(self) -> set[str]:
+        nodes = list(ast.walk(ast.parse(text)))
+        texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        self.words = {word for name in (*_names(nodes), *texts) for word in re.findall(r"\w+", name)}
         """Every name, and every word of a text."""
-        return {word for name in self._names() for word in re.findall(r"\w+", name)}
-
-    def _names(self) -> Iterator[str]:
-        for node in self.nodes:
-            if isinstance(node, ast.Name):
-                yield node.id
-            elif isinstance(node, ast.Attribute):
-                yield node.attr
-            elif isinstance(node, ast.alias):
-                yield node.name
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
-
-    @cached_property
-    def given(self) -> set[str]:
-        """Names that something is given under: keywords, keys of dicts, ``name:`` and ``name=`` in texts."""
-        found = set()
-        for node in self.nodes:
-            if isinstance(node, ast.keyword) and node.arg:
-                found.add(node.arg)
-            elif isinstance(node, ast.Dict):
-                found |= {
-                    key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
-                }
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found |= set(re.findall(r"\b(\w+)(?::|=)", node.value))
-        return found
-
-    @cached_property
-    def texts(self) -> set[str]:
+        self.texts = {word for text in texts for word in re.split(r"[\s=]", text)}
         """The words of texts, as a shell tells them apart."""
-        texts = [node.value for node in self.nodes if isinstance(node, ast.Constant)]
-        return {word for text in texts if isinstance(text, str) for word in re.split(r"[\s=]", text)}
-
-    @cached_property
-    def places(self) -> dict[str, int]:
+        self.given = {*_keys(nodes), *(name for text in texts for name in re.findall(r"\b(\w+)(?::|=)", text))}
+        """Names that something is given under: keywords, keys of dicts, ``name:`` and ``name=`` in texts."""
+        self.places = _places(nodes)
         """How many arguments a call gives by place, at most, by the last word of what is called."""
-        found: dict[str, int] = {}
-        for node in self.nodes:
-            if isinstance(node, ast.Call):
-                word = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
-                found[word] = max(found.get(word, 0), len(node.args))
-        return found
 
     def tries(self, options: Options) -> set[str]:
         """The options of an owner that this file gives."""
@@ -253,6 +225,35 @@ class TestFile:
             return set()
         by_name = self.given if options.words & self.words else set()
         return {*options.by_place[:by_place], *by_name} & set(options.names)
+
+
+def _names(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name
+
+
+def _keys(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.keyword) and node.arg:
+            yield node.arg
+        elif isinstance(node, ast.Dict):
+            for key in node.keys:
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    yield key.value
+
+
+def _places(nodes: list[ast.AST]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            word = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            found[word] = max(found.get(word, 0), len(node.args))
+    return found
 
 
 def untried(options: list[Options], files: list[TestFile]) -> list[str]:
@@ -280,7 +281,8 @@ def options() -> list[Options]:
 @pytest.fixture(scope="module")
 def files() -> list[TestFile]:
     tests = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
-    return [TestFile(path.read_text(encoding="utf-8")) for path in tests]
+    with without_collections():
+        return [TestFile(path.read_text(encoding="utf-8")) for path in tests]
 
 
 def test_every_public_option_is_tried_by_a_test(options, files):
