@@ -1,8 +1,6 @@
 """Libraries that log to wandb, unmodified, with the drop-in in its place: what each recorded, in one process."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,13 @@ SCRIPT = Path(__file__).with_name("scripts") / "wandb_libraries.py"
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded(torch_programs, tmp_path_factory):
     for package in ("transformers", "trl", "sentence_transformers", "accelerate", "lightning"):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("libraries")
-    environment = wandb.child_environment()
-    command = [sys.executable, str(SCRIPT), str(folder / "results.json")]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    program = torch_programs.start(SCRIPT, folder / "results.json", cwd=folder, env=wandb.child_environment())
+    output, _ = program.communicate(240)
+    assert program.returncode == 0, output[-3000:]
     return json.loads((folder / "results.json").read_text())
 
 

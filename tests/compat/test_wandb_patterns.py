@@ -1,7 +1,6 @@
 """The sixty patterns: the drop-in passes all of them live, wandb and trackio a sample; the page shows all results."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,19 +23,18 @@ TRACKIO_SAMPLE = ("init_with_argparse_namespace", "log_scalars", "log_without_co
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(torch_programs, tmp_path_factory):
     """What each package returned and recorded; the three processes run at the same time."""
     folder = tmp_path_factory.mktemp("patterns")
     started = {}
     for package, names in {"hookline": (), "wandb": SAMPLE, "trackio": TRACKIO_SAMPLE}.items():
         output = folder / f"{package}.json"
-        command = [sys.executable, str(RUNNER), package, "--output", str(output), "--only", ",".join(names)]
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        started[package] = output, subprocess.Popen(command, cwd=folder, text=True, **pipes)
+        arguments = (RUNNER, package, "--output", output, "--only", ",".join(names))
+        started[package] = output, torch_programs.start(*arguments, cwd=folder)
     found = {}
     for package, (output, process) in started.items():
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors[-2000:]
+        printed, _ = process.communicate(240)
+        assert process.returncode == 0, printed[-2000:]
         found[package] = json.loads(output.read_text())
     return found
 

@@ -4,8 +4,6 @@ changes.
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,21 +29,21 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def run_scripts(folder, **variables):
+def run_scripts(programs, folder, **variables):
     paths = [str(SCRIPTS / f"{name}.py") for name in NAMES]
     environment = {**wandb.child_environment(), "WANDB_SILENT": "true", "WANDB_CONSOLE": "off", **variables}
-    command = [sys.executable, "-c", RUN_ALL, "results.json", *paths]
-    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    return programs.start("-c", RUN_ALL, "results.json", *paths, cwd=folder, env=environment)
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(torch_programs, tmp_path_factory):
     """What the scripts printed, recorded and with nothing recorded, and the API of the records."""
     pytest.importorskip("gymnasium")
     folders = {mode: tmp_path_factory.mktemp(mode) for mode in ("online", "disabled")}
-    processes = {mode: run_scripts(folder, WANDB_MODE=mode) for mode, folder in folders.items()}
+    processes = {mode: run_scripts(torch_programs, folder, WANDB_MODE=mode) for mode, folder in folders.items()}
     for process in processes.values():
-        assert process.communicate()[1] == "" or process.returncode == 0
+        output, _ = process.communicate(120)
+        assert process.returncode == 0, output
     results = {mode: json.loads((folder / "results.json").read_text()) for mode, folder in folders.items()}
     return results, wandb.Api(overrides={"root": folders["online"] / "runs"})
 

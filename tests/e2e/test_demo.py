@@ -1,13 +1,10 @@
 """``hookline demo`` as users start it: interrupted, taken up, served."""
 
-import os
 import re
 import signal
-import subprocess
 import sys
 import sysconfig
 import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,21 +13,19 @@ SCRIPT = Path(sysconfig.get_path("scripts")) / "hookline"
 TINY = ("--repeats", "1", "--sft-steps", "3", "--grpo-steps", "4")
 
 
-@contextmanager
-def started(*arguments):
-    """The program, and the lines of all that it writes, as they come."""
-    command = [SCRIPT, "demo", *TINY, *arguments]
-    environment = {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.stdout.close()
-        process.wait()
+@pytest.fixture
+def start(torch_programs):
+    """Starts the program, whose output can be read while it runs."""
+    started = []
+
+    def start(*arguments):
+        environment = {"COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+        started.append(torch_programs.start(SCRIPT, "demo", *TINY, *arguments, env=environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
 
 
 def lines_until(process, pattern):
@@ -50,26 +45,26 @@ def interrupted(process):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_demo_interrupted_continues_where_it_was_and_serves_the_page_meanwhile(tmp_path):
-    with started("--processes", "2") as process:
-        lines_until(process, r"completed \w+-r0-s0")
-        rest, status = interrupted(process)
+def test_demo_interrupted_continues_where_it_was_and_serves_the_page_meanwhile(start):
+    process = start("--processes", "2")
+    lines_until(process, r"completed \w+-r0-s0")
+    rest, status = interrupted(process)
     assert status == 128 + signal.SIGINT
     kept = {path: path.read_bytes() for path in Path("runs/demo-1").glob("*/result.json") if is_complete(path)}
     assert kept
     assert f"Stopped by SIGINT. {len(kept)} of 4 runs are complete and kept. Run the same command again" in rest
 
-    with started("--processes", "1", "--serve", "--port", "0") as process:
-        beginning = lines_until(process, "To watch:")
-        url = re.search(r"To watch: (http://127\.0\.0\.1:\d+/)#/experiment\?experiment=demo-1", beginning)[1]  # type: ignore[index]
-        assert ":8765/" not in url
-        assert f"resumed with {len(kept)} of 4 runs complete" in beginning
-        with urllib.request.urlopen(url) as page:
-            assert b"<title>" in page.read()
-        seen = lines_until(process, "until Ctrl-C")
-        with urllib.request.urlopen(f"{url}api/runs") as runs:
-            assert b"close-r0-s1" in runs.read()
-        _, status = interrupted(process)
+    process = start("--processes", "1", "--serve", "--port", "0")
+    beginning = lines_until(process, "To watch:")
+    url = re.search(r"To watch: (http://127\.0\.0\.1:\d+/)#/experiment\?experiment=demo-1", beginning)[1]  # type: ignore[index]
+    assert ":8765/" not in url
+    assert f"resumed with {len(kept)} of 4 runs complete" in beginning
+    with urllib.request.urlopen(url) as page:
+        assert b"<title>" in page.read()
+    seen = lines_until(process, "until Ctrl-C")
+    with urllib.request.urlopen(f"{url}api/runs") as runs:
+        assert b"close-r0-s1" in runs.read()
+    _, status = interrupted(process)
     assert status == 0
     assert "demo-1: 2 arms, 4 runs, stage grpo" in seen
     assert {path: path.read_bytes() for path in kept} == kept

@@ -357,9 +357,8 @@ CAUGHT = """
 """
 
 
-def test_keras_failure_caught_by_the_program_is_recorded_at_exit(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CAUGHT)]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+def test_keras_failure_caught_by_the_program_is_recorded_at_exit(torch_programs, tmp_path):
+    torch_programs.run_ranks(1, "-c", textwrap.dedent(CAUGHT), cwd=tmp_path)
     (run,) = (tmp_path / "runs" / "default").iterdir()
     last = [(r.status, r.message) for r in hl.read(run) if isinstance(r, Status)][-1]
     assert last == ("failed", "RuntimeError: fit or evaluate did not finish: it raised an error")

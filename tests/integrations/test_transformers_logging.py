@@ -3,8 +3,6 @@
 import csv
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -189,9 +187,9 @@ def test_optimized_logging_logs_at_a_lower_rate_and_loses_no_output(torch, tmp_p
     assert named(rows, "final_accuracy") == [(6, callback.accuracy)]
 
 
-def test_optimized_logging_killed_in_a_step_has_recorded_every_completion_and_reward(tmp_path):
-    script = Path(__file__).parent / "scripts" / "killed_grpo.py"
-    killed = subprocess.run([sys.executable, script], cwd=tmp_path, check=False, timeout=300)
+def test_optimized_logging_killed_in_a_step_has_recorded_every_completion_and_reward(torch_programs, tmp_path):
+    killed = torch_programs.start(Path(__file__).parent / "scripts" / "killed_grpo.py", cwd=tmp_path)
+    killed.communicate(300)
     (run_dir,) = (tmp_path / "runs").glob("*/*")
     found = list(hl.read(run_dir))
     assert killed.returncode == -signal.SIGKILL

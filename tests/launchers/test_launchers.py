@@ -83,12 +83,18 @@ def test_slurm_job_saves_at_its_signal_is_requeued_and_continues(tmp_path):
     assert rows(run, "total") == {1: 0, 2: 1, 3: 3, 4: 6, 5: 10, 6: 15}
 
 
-def torchrun(tmp_path, script, *before, processes):
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--max-restarts", "1"]
+def torchrun_arguments(script, processes):
+    launch = ["--nproc_per_node", str(processes), "--max-restarts", "1"]
     # c10d: with a static rendezvous, restarted processes find the addresses of those that died.
     launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1"]
+    return [*launch, SCRIPTS / script]
+
+
+def torchrun_under_exec(tmp_path, script, *options):
+    """Run a script of two processes."""
+    command = [sys.executable, "-m", "hookline", "exec", "--quiet", *options, "--"]
     done = subprocess.run(
-        [*before, sys.executable, *launch, SCRIPTS / script],
+        [*command, sys.executable, "-m", "torch.distributed.run", *torchrun_arguments(script, 2)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -100,8 +106,9 @@ def torchrun(tmp_path, script, *before, processes):
     return done
 
 
-def test_torchrun_restart_continues_the_run_from_its_checkpoint(tmp_path):
-    torchrun(tmp_path, "fails_once.py", processes=1)
+def test_torchrun_restart_continues_the_run_from_its_checkpoint(torch_programs, tmp_path):
+    main = ("-c", "from torch.distributed.run import main; main()")
+    torch_programs.run_ranks(1, *main, *torchrun_arguments("fails_once.py", 1), env={"PYTHONWARNINGS": "ignore"})
 
     [run] = hl.runs(tmp_path / "runs")
     assert (run.name, run.status, run.step) == ("elastic", "finished", 6)
@@ -111,9 +118,7 @@ def test_torchrun_restart_continues_the_run_from_its_checkpoint(tmp_path):
 
 
 def test_torchrun_restart_under_exec_continues_the_run_of_the_script(tmp_path):
-    exec_command = [sys.executable, "-m", "hookline", "exec", "--as-wandb", "--quiet", "--"]
-
-    torchrun(tmp_path, "logs_to_wandb.py", *exec_command, processes=2)
+    torchrun_under_exec(tmp_path, "logs_to_wandb.py", "--as-wandb")
 
     [run] = hl.runs(tmp_path / "runs")
     assert (run.name, run.status, run.config) == ("logs_to_wandb", "finished", {"lr": 0.1})
@@ -163,9 +168,7 @@ def test_ray_job_submits_the_script_under_exec(tmp_path):
 
 
 def test_trainer_of_two_processes_under_exec_is_one_run(tmp_path):
-    exec_command = [sys.executable, "-m", "hookline", "exec", "--quiet", "--"]
-
-    done = torchrun(tmp_path, "two_processes.py", *exec_command, processes=2)
+    done = torchrun_under_exec(tmp_path, "two_processes.py")
 
     [result] = [line for line in done.stdout.splitlines() if "RESULT" in line]
     world_size, *losses = json.loads(result.partition("RESULT ")[2])

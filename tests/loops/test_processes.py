@@ -6,8 +6,6 @@ What the processes do stands in `process_scripts`; each start is made once and s
 import fcntl
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -423,27 +421,18 @@ def test_failure_while_saving_leaves_the_checkpoints_before_it_whole(root, faile
     assert not (directory / "checkpoints" / "step-00000003").exists()
 
 
-def test_main_under_torchrun_trains_on_both_ranks_and_records_once(tmp_path):
+def test_main_under_torchrun_trains_on_both_ranks_and_records_once(torch_programs, tmp_path):
     config = {
         "model": {"tiny": {"hidden_size": 16, "layers": 1, "heads": 2}},
         "data": {"train": [{"prompt": "1+1=", "completion": str(n)} for n in range(8)]},
         "train": {"epochs": 1, "batch_size": 2, "output_dir": "runs", "summary": False, "callbacks": ["timer"]},
     }
     (tmp_path / "tune.json").write_text(json.dumps(config))
-    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    launch = ["-c", "from torch.distributed.run import main; main()", "--nproc_per_node", "2"]
     launch += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--local-addr", "127.0.0.1"]
-    done = subprocess.run(
-        [*launch, str(SCRIPTS / "tune.py"), "--config", "tune.json", "train.seed=1"],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **GLOO},
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    program = torch_programs.start(*launch, SCRIPTS / "tune.py", "--config", "tune.json", "train.seed=1", env=GLOO)
+    output, _ = program.communicate(TIMEOUT_SECONDS)
+    assert program.returncode == 0, output
     zero, one = found(tmp_path, "tune")
     assert (zero["world_size"], one["world_size"]) == ("2", "2")
     assert zero["directory"] == one["directory"] == str(next((tmp_path / "runs" / "default").iterdir()))

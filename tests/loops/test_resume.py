@@ -203,13 +203,19 @@ def resumed(root, *more, path="last", **settings):
     return outcome(trainer)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The outcome of an uninterrupted training."""
+    return uninterrupted(tmp_path_factory.mktemp("whole"))
+
+
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"validate_every_steps": 2},
+        {"epochs": 2},
+        {"validate_every_steps": 2, "epochs": 2},
         {"validate_every_steps": 3, "validate_every_epochs": 2, "validate_at_start": True, "epochs": 2},
-        {"accumulation": 1, "epochs": 2, "shuffle": False, "checkpoint": CheckpointRules(monitor="val/loss")},
+        {"accumulation": 1, "max_steps": 8, "shuffle": False, "checkpoint": CheckpointRules(monitor="val/loss")},
         {"accumulation": 3, "max_steps": 5, "checkpoint": CheckpointRules(every_n_steps=2, save_top_k=-1)},
     ],
     ids=["epochs", "steps", "both", "no accumulation", "max_steps"],
@@ -226,16 +232,14 @@ def test_resume_after_a_stop_at_any_step_is_exact(tmp_path, settings):
         assert resumed(tmp_path / f"{step}", **settings) == whole, f"stopped at {step}"
 
 
-def test_resume_again_and_again_is_exact(tmp_path):
-    whole = uninterrupted(tmp_path / "whole")
+def test_resume_again_and_again_is_exact(whole, tmp_path):
     trainer_in(tmp_path, At(1, stop)).fit()
     for step in range(2, STEPS):
         resumed(tmp_path, At(step, stop))
     assert resumed(tmp_path) == whole
 
 
-def test_resume_of_the_same_trainer_is_exact(tmp_path):
-    whole = uninterrupted(tmp_path / "whole")
+def test_resume_of_the_same_trainer_is_exact(whole, tmp_path):
     trainer = trainer_in(tmp_path, At(4, stop))
     trainer.fit()
     with pytest.raises(hl.OptionError, match=r"resume\(\)"):
@@ -362,19 +366,24 @@ def test_resume_with_an_iterator_that_is_past_the_checkpoint_says_so(tmp_path):
         trainer.resume()
 
 
+OFTEN_VALIDATED = {"validate_every_steps": 1, "save_at_end": False}
 PLACES = ["on_train_batch_end", "on_step_end", "on_log", "on_validation_batch_end", "on_validation_end", "on_eval"]
+
+
+@pytest.fixture(scope="module")
+def often_validated(tmp_path_factory):
+    """The outcome of an uninterrupted training with a validation after each step."""
+    return uninterrupted(tmp_path_factory.mktemp("often-validated"), **OFTEN_VALIDATED)
 
 
 @pytest.mark.parametrize("step", [2, 3])
 @pytest.mark.parametrize("moment", [*PLACES, "on_train_epoch_end"])
-def test_resume_from_a_checkpoint_saved_at_any_moment_is_exact(tmp_path, moment, step):
-    settings = {"validate_every_steps": 1, "save_at_end": False}
-    whole = uninterrupted(tmp_path / "whole", **settings)
-    first = trainer_in(tmp_path / "failed", At(step, save, moment), At(5, fail), **settings)
+def test_resume_from_a_checkpoint_saved_at_any_moment_is_exact(often_validated, tmp_path, moment, step):
+    first = trainer_in(tmp_path / "failed", At(step, save, moment), At(5, fail), **OFTEN_VALIDATED)
     with pytest.raises(Broken):
         first.fit()
     if first.checkpoints:
-        assert resumed(tmp_path / "failed", **settings) == whole
+        assert resumed(tmp_path / "failed", **OFTEN_VALIDATED) == often_validated
     else:
         assert (moment, step) == ("on_train_epoch_end", 2)  # which is in the middle of an epoch
 
@@ -419,8 +428,7 @@ def test_resume_from_a_checkpoint_saved_as_an_epoch_starts_loses_no_batch_of_dat
 
 
 @pytest.mark.parametrize("moment", ["on_step_end", "on_log"])
-def test_resume_from_a_checkpoint_saved_before_the_validation_of_an_epoch_is_exact(tmp_path, moment):
-    whole = uninterrupted(tmp_path / "whole", save_at_end=False)
+def test_resume_from_a_checkpoint_saved_before_the_validation_of_an_epoch_is_exact(whole, tmp_path, moment):
     first = trainer_in(tmp_path / "failed", At(6, save, moment), At(7, fail), save_at_end=False)
     with pytest.raises(Broken):
         first.fit()
@@ -534,8 +542,7 @@ def test_resume_with_a_learning_rate_of_numpy_works(tmp_path):
 # What can be taken up
 
 
-def test_resume_takes_a_checkpoint_a_run_and_an_id(tmp_path):
-    whole = uninterrupted(tmp_path / "whole")
+def test_resume_takes_a_checkpoint_a_run_and_an_id(whole, tmp_path):
     for number, kind in enumerate(("checkpoint", "directory", "id", "relative")):
         root = tmp_path / f"{number}"
         first = trainer_in(root, At(4, stop))
@@ -551,8 +558,7 @@ def test_resume_takes_a_checkpoint_a_run_and_an_id(tmp_path):
         assert (outcome(second), second.output_dir) == (whole, first.output_dir), kind
 
 
-def test_resume_from_a_checkpoint_with_a_name_of_its_own_inside_of_a_run_resumes_the_run(tmp_path):
-    whole = uninterrupted(tmp_path / "whole")
+def test_resume_from_a_checkpoint_with_a_name_of_its_own_inside_of_a_run_resumes_the_run(whole, tmp_path):
     first = trainer_in(tmp_path / "runs", At(4, lambda loop: loop.save_checkpoint(loop.output_dir / "mine"), "on_log"))
     first.fit()
     second = trainer_in(tmp_path / "runs")
@@ -560,8 +566,7 @@ def test_resume_from_a_checkpoint_with_a_name_of_its_own_inside_of_a_run_resumes
     assert (outcome(second), second.output_dir) == (whole, first.output_dir)
 
 
-def test_resume_from_a_checkpoint_that_was_copied_away_begins_a_new_run(tmp_path):
-    whole = uninterrupted(tmp_path / "whole")
+def test_resume_from_a_checkpoint_that_was_copied_away_begins_a_new_run(whole, tmp_path):
     first = trainer_in(tmp_path / "first", At(4, stop))
     first.fit()
     elsewhere = tmp_path / "elsewhere" / "copy"
@@ -574,8 +579,7 @@ def test_resume_from_a_checkpoint_that_was_copied_away_begins_a_new_run(tmp_path
     assert [row.step for row in first.history][-1] == 4
 
 
-def test_resume_with_nothing_to_resume_says_so_and_can_begin_afterwards(tmp_path):
-    whole = uninterrupted(tmp_path / "whole")
+def test_resume_with_nothing_to_resume_says_so_and_can_begin_afterwards(whole, tmp_path):
     trainer = trainer_in(tmp_path)
     with pytest.raises(hl.UnknownNameError, match="no run called 'train'"):
         trainer.resume("last")
@@ -612,8 +616,7 @@ def test_resume_without_a_record_is_an_error():
         trainer.resume()
 
 
-def test_resume_auto_starts_continues_and_starts_again(tmp_path):
-    whole = uninterrupted(tmp_path / "whole")
+def test_resume_auto_starts_continues_and_starts_again(whole, tmp_path):
     first = trainer_in(tmp_path, At(4, stop), resume="auto")
     first.fit()
     assert [row for row in outcome(first)["rows"] if row[0] <= 3] == [row for row in whole["rows"] if row[0] <= 3]
@@ -626,8 +629,7 @@ def test_resume_auto_starts_continues_and_starts_again(tmp_path):
     assert third.output_dir != first.output_dir
 
 
-def test_resume_auto_of_a_run_without_a_checkpoint_restarts_it_and_says_so(tmp_path, caplog):
-    whole = uninterrupted(tmp_path / "whole")
+def test_resume_auto_of_a_run_without_a_checkpoint_restarts_it_and_says_so(whole, tmp_path, caplog):
     with pytest.raises(Broken):
         trainer_in(tmp_path, At(4, fail)).fit()
     again = trainer_in(tmp_path, resume="auto")

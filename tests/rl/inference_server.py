@@ -11,18 +11,15 @@ import asyncio
 import copy
 import json
 import math
-import os
 import random
 import socket
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import uvicorn
@@ -30,6 +27,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from fork_server import ForkServer
 
 CONTEXT_LENGTH = 64
 _LOADING = threading.Lock()
@@ -720,15 +720,11 @@ class InferenceServer:
 class ServerProcess:
     """The server in a process of its own, which can be killed and come back on its port."""
 
-    def __init__(self, api: str, *options: str, port: int = 0) -> None:
+    def __init__(self, programs: "ForkServer", api: str, *options: str, port: int = 0) -> None:
         self.api = api
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, api, "--port", str(port), *options],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        self.process = programs.start(
+            __file__, api, "--port", str(port), *options, env={"GLOO_SOCKET_IFNAME": "lo"}, merge=False
         )
-        assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -738,10 +734,7 @@ class ServerProcess:
             return int(response.read())
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.process.close()
 
 
 def main() -> None:

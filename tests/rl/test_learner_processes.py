@@ -3,8 +3,6 @@
 import fcntl
 import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,30 +19,8 @@ TIMEOUT_SECONDS = 200
 STARTS = {"alone": (1, ["losses"]), "pair": (2, ["losses", "together", "sharded", "refused"])}
 
 
-def run(directory, count, scenarios):
-    """Run scenarios in processes; they must succeed."""
-    directory.mkdir()
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(count), str(directory), *scenarios],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank in range(count)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * count, "\n".join(outputs)
-
-
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(torch_programs, tmp_path_factory):
     """What the scenarios of each start returned: a list with one entry a rank."""
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "learners"
@@ -53,7 +29,9 @@ def found(tmp_path_factory):
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, (count, scenarios) in STARTS.items():
             if not (root / name).exists():
-                run(root / name, count, scenarios)
+                (root / name).mkdir()
+                arguments = (SCRIPT, "{rank}", count, root / name, *scenarios)
+                torch_programs.run_ranks(count, *arguments, timeout=TIMEOUT_SECONDS)
     return {
         name: {
             each: [json.loads((root / name / f"{each}-{rank}.json").read_text()) for rank in range(count)]

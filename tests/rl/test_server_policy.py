@@ -390,12 +390,12 @@ def test_httpx_missing_is_an_error_with_the_command(monkeypatch):
 
 
 @pytest.fixture
-def start():
+def start(torch_programs):
     """Starts servers in processes of their own."""
     made = []
 
     def start(port=0):
-        made.append(ServerProcess("vllm", port=port))
+        made.append(ServerProcess(torch_programs, "vllm", port=port))
         return made[-1]
 
     yield start

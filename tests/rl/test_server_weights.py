@@ -283,13 +283,13 @@ def test_load_weights_without_a_way_is_an_error(serve, connect):
 
 
 @pytest.fixture
-def start(monkeypatch):
+def start(torch_programs, monkeypatch):
     """Starts servers with other weights in processes of their own, and lets this process use gloo on loopback."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     made = []
 
     def start(api, port=0):
-        made.append(ServerProcess(api, "--tiny", port=port))
+        made.append(ServerProcess(torch_programs, api, "--tiny", port=port))
         return made[-1]
 
     yield start
