@@ -1,6 +1,7 @@
 """``--json``: every command has it, and prints what ``docs/json.md`` says."""
 
 import contextlib
+import functools
 import json
 import shlex
 import subprocess
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 import hookline as hl
 from hookline._record.console import ConsoleWriter
 from hookline.cli import app
+from hookline.cli.demo import quick
 from hookline.store.alert_book import AlertBook, RaisedAlert
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -151,6 +153,7 @@ def test_every_schema_is_checked_by_a_case():
 @pytest.mark.parametrize(("line", "kind"), CASES, ids=[line for line, _ in CASES])
 def test_command_prints_its_documented_json(workspace, line, kind, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(quick, "train", functools.partial(quick.train, epochs=15))  # the demo
     done = invoke(workspace, line)
     assert (done.exit_code, done.exception) == (0, None), done.output
     msgspec.json.decode(done.stdout, type=kind)

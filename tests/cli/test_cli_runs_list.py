@@ -119,44 +119,49 @@ def test_list_on_a_narrow_terminal_has_a_line_a_run_and_whole_names(columns, ter
     assert ("last metrics" in lines[0]) == (columns == 100)
 
 
-@pytest.fixture
-def wordy_runs(tmp_path, monkeypatch):
-    """Fifty runs of ten metrics with long names, tagged, of an experiment."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def wordy_root(tmp_path_factory):
+    """The root of fifty runs of ten metrics with long names, tagged, of an experiment."""
+    root = tmp_path_factory.mktemp("wordy") / "runs"
     metrics = {f"validation/perplexity_of_held_out_documents/{i}": 0.001 * i + 1e-7 for i in range(10)}
-    with hl.run("a-sweep-over-many-settings", summary=False) as run:
+    with hl.run("a-sweep-over-many-settings", root=root, summary=False) as run:
         for _ in run.steps(1):
             run.log(metrics)
     change_facts(run.dir, experiment={"name": "sweep", "arm": "low"}, tags=["nightly", "baseline"])
     for number in range(49):
         shutil.copytree(run.dir, run.dir.with_name(f"{run.dir.name}-{number}"))
-    return sorted(f"default/{path.name}" for path in run.dir.parent.iterdir() if path.is_dir())
+    return root
+
+
+def ids(root):
+    return sorted(f"default/{path.name}" for path in (root / "default").iterdir() if path.is_dir())
 
 
 @pytest.mark.parametrize("columns", [120, 137, 155, 200])
-def test_list_of_runs_with_long_metric_names_has_a_line_a_run_with_whole_values(columns, wordy_runs, terminal):
-    lines = [line for line in terminal("runs", "list", columns=columns).splitlines() if line.strip()]
+def test_list_of_runs_with_long_metric_names_has_a_line_a_run_with_whole_values(columns, wordy_root, terminal):
+    shown = terminal("runs", "list", "--root", wordy_root, columns=columns)
+    lines = [line for line in shown.splitlines() if line.strip()]
     assert (len(lines), max(map(len, lines)) <= columns) == (2 + 50, True)
-    assert sorted(line.split()[0] for line in lines[2:]) == wordy_runs
+    assert sorted(line.split()[0] for line in lines[2:]) == ids(wordy_root)
     assert all(re.search(r"/0 1e-07( |$)", line) for line in lines[2:])
 
 
-def test_list_shortens_long_tags_at_their_end(wordy_runs, tmp_path, terminal):
-    for path in (tmp_path / "runs" / "default").iterdir():
+def test_list_shortens_long_tags_at_their_end(wordy_root, tmp_path, terminal):
+    for path in shutil.copytree(wordy_root, tmp_path / "runs").glob("default/*"):
         change_facts(path, tags=["abcdefghij" * 4, "klm"])
     lines = terminal("runs", "list", columns=200).splitlines()
     assert sum("abcdefghij" * 3 + "abcdefghi…" in line for line in lines) == 50
 
 
 @pytest.mark.parametrize("columns", [None, 60, 120])
-def test_list_in_a_pipe_has_whole_ids_and_nothing_but_the_listing(columns, wordy_runs, tmp_path):
+def test_list_in_a_pipe_has_whole_ids_and_nothing_but_the_listing(columns, wordy_root):
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     environment |= {} if columns is None else {"COLUMNS": str(columns)}
-    command = [sys.executable, "-m", "hookline", "runs", "list", "--latest", "40"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "hookline", "runs", "list", "--root", wordy_root, "--latest", "40"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     assert (len(lines), done.stderr) == (2 + 40, "10 more; --latest 50 shows all.\n")
-    assert {line.split()[0] for line in lines[2:]} <= set(wordy_runs)
+    assert {line.split()[0] for line in lines[2:]} <= set(ids(wordy_root))
 
 
 def test_list_on_a_narrow_terminal_cuts_the_name_of_a_metric_and_not_its_value(cli, monkeypatch):

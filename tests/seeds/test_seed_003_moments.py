@@ -3,8 +3,6 @@
 import asyncio
 import inspect
 import shutil
-import subprocess
-import sys
 import typing
 from typing import Any
 
@@ -99,49 +97,6 @@ def test_callback_may_name_the_loop_state_as_the_seed_does():
         for batch in run.steps([TrainingBatch("data", size=2, tokens=7)] * 2):
             run.log(loss=batch.size / 2)
     assert callback.seen == [(1, 0, 7, 1.0), (2, 1, 7, 1.0)]
-
-
-TYPED = """
-import hookline as hl
-
-class Typed(hl.Callback):
-    def on_step_end(
-        self, state: hl.LoopState, step_idx: int, batch: hl.TrainingBatch, metrics: dict[str, float]
-    ) -> None:
-        state.request_stop(f"{state.step} {step_idx + 1} {batch.tokens} {metrics['loss'] + 1}")
-
-    def on_benchmark_eval(
-        self, ctx: hl.LogContext, eval_result: hl.EvalResult, predictions: list[dict], *, step: int | None = None
-    ) -> None:
-        ctx.ids[eval_result.name] = step
-
-    def on_experiment_end(self, ctx: hl.LogContext, result: hl.ExperimentResult) -> None:
-        ctx.ids["best"] = result.best_arms(1)
-
-class LeavesOff(hl.Callback):
-    def on_benchmark_eval(self, ctx: hl.LogContext, eval_result: hl.EvalResult, predictions: list[dict]) -> None: ...
-
-class Wrong(hl.Callback):
-    def on_checkpoint(self, state: hl.LoopState, row: int) -> None: ...
-
-def use(state: hl.LoopState) -> None:
-    state.no_such_thing
-"""
-
-
-NOT_FOLLOWED = ("accelerate", "datasets", "duckdb", "jax", "keras", "lightning", "mlflow", "numpy", "pandas", "pyarrow")
-NOT_FOLLOWED += ("polars", "ray", "tensorboard", "torch", "transformers", "trl", "wandb")  # type: ignore[assignment]
-"""What mypy need not read to check callbacks: it takes a minute, and longer beside other tests."""
-
-
-def test_static_type_checking_accepts_the_seeds_signatures_and_refuses_wrong_ones(tmp_path):
-    (tmp_path / "typed.py").write_text(TYPED)
-    others = "mypy-" + ",".join(f"{name}.*" for name in NOT_FOLLOWED)
-    (tmp_path / "mypy.ini").write_text(f"[mypy]\n[{others}]\nfollow_imports = skip\nignore_missing_imports = True\n")
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(tmp_path), "typed.py"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    errors = [line.rpartition("[")[2] for line in result.stdout.splitlines() if ": error:" in line]
-    assert errors == ["override]", "attr-defined]"], result.stdout + result.stderr
 
 
 # Loop scope

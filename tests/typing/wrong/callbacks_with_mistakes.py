@@ -23,6 +23,10 @@ class WrongArtifacts(hl.Callback):
     def on_train_end(self, loop: hl.LoopState, artifacts: hl.ManifestRow) -> None: ...  # error
 
 
+class WrongRow(hl.Callback):
+    def on_checkpoint(self, state: hl.LoopState, row: int) -> None: ...  # error
+
+
 class WrongMetrics(hl.Callback):
     def on_log(self, loop: hl.LoopState, step: int, metrics: list[float]) -> None: ...  # error
 
