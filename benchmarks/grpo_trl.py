@@ -157,6 +157,7 @@ def _trl_trainer(start: Any, config: rl.RLConfig, tasks: Sequence[rl.Task], dire
         return [float(given == right) for given, right in zip(completions, expected, strict=True)]
 
     train = config.train
+    assert train.learning_rate is not None
     args = GRPOConfig(
         directory,
         seed=train.seed,
@@ -203,6 +204,7 @@ def train_with_ours(start: Any, config: rl.RLConfig) -> tuple[Any, Side]:
     model, watch = copy.deepcopy(start), Watch()
     done = rl.train(config, model=model, tokenizer=TOKENIZER, hooks=[], callbacks=[watch])
     require_whole(done)
+    assert done.output_dir is not None
     rows = [each.values for each in read(done.output_dir) if isinstance(each, Metrics) and each.axis == "train"]
     rows = [row for row in rows if "loss" in row]
     cpu, wall = (1e3 * taken / done.step for taken in watch.taken)

@@ -14,6 +14,7 @@ fewer than nine of ten are noticed.
 import argparse
 import ast
 import copy
+import functools
 import json
 import os
 import random
@@ -129,14 +130,41 @@ def tests_by_line(data: CoverageData, file: Path) -> dict[int, list[str]]:
     return {line: sorted({c.rpartition("|")[0] for c in contexts if "::" in c}) for line, contexts in found.items()}
 
 
+def users_at_import(tree: ast.Module) -> dict[ast.AST, range]:
+    """The lines that use a node which runs when the module is imported, by whichever test comes first.
+
+    A default is used by its function, and everything else outside of functions by the whole module.
+    """
+    found: dict[ast.AST, range] = {}
+    waiting: list[tuple[ast.AST, range | None]] = [(tree, range(1, 1 << 20))]
+    while waiting:
+        node, lines = waiting.pop()
+        if lines is not None:
+            found[node] = lines
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+            waiting += [(each, None) for each in node.body]
+            waiting.append((node.args, None if lines is None else body))
+        else:
+            waiting += [(each, lines) for each in ast.iter_child_nodes(node)]
+    return found
+
+
 def places(data: CoverageData, folders: list[Path]) -> Iterator[tuple[Path, ast.Module, ast.AST, list[str]]]:
     """Everything in some folders that can be changed on a line that a test runs."""
     for file in sorted(map(Path, data.measured_files())):
         if not any(file.is_relative_to(folder) for folder in folders):
             continue
         by_line, tree = tests_by_line(data, file), ast.parse(file.read_text(encoding="utf-8"))
+        users = users_at_import(tree)
+
+        @functools.cache
+        def tests_of(lines: range, by_line: dict[int, list[str]] = by_line) -> list[str]:
+            return sorted({test for line, tests in by_line.items() if line in lines for test in tests})
+
         for node in nodes(tree):
-            tests = by_line.get(getattr(node, "lineno", 0))
+            lines = users.get(node)
+            tests = by_line.get(getattr(node, "lineno", 0), []) if lines is None else tests_of(lines)
             if tests and changed(node) is not None:
                 yield file, tree, node, tests
 
