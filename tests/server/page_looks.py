@@ -4,6 +4,11 @@ PATIENCE_MS = 30_000
 """How long a test waits for a drawing, for which there is no `expect`."""
 
 
+def open_view(page, view):
+    """Show another view, without loading the page again."""
+    page.goto(f"{page.url.split('#')[0]}#/{view}")
+
+
 def panel(page, metric):
     """The chart of a metric."""
     return page.locator(f'.panel[data-metric="{metric}"]')

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from page_looks import has_sideways_scroll, is_drawn, panel
+from page_looks import has_sideways_scroll, is_drawn, open_view, panel
 from page_runs import (
     HOSTILE,
     NOW,
@@ -181,8 +181,7 @@ def test_hooks_view_shows_costs_events_and_log_lines(root, show):
     expect(page.locator(".line")).to_contain_text("oh no")
 
 
-@pytest.mark.parametrize("view", ["runs", "charts", "rollouts", "experiment", "hooks", "system"])
-def test_hostile_text_is_shown_and_not_run(root, show, view):
+def test_hostile_text_is_shown_and_not_run(root, show):
     belongs = {"name": HOSTILE, "id": "x", "group": HOSTILE, "arm": HOSTILE, "repeat": 0}
     more = [
         sample(1, HOSTILE, 1.0, prompt=HOSTILE, answer=HOSTILE, lesson=HOSTILE, group=HOSTILE, rewards={HOSTILE: 1.0}),
@@ -191,14 +190,16 @@ def test_hostile_text_is_shown_and_not_run(root, show, view):
         row(1, **{HOSTILE: 1.0, f"system/{HOSTILE}": 2.0, f"hooks/{HOSTILE}/calls": 1}),
     ]
     finished_run(root, name=HOSTILE, tags=[HOSTILE], config={HOSTILE: HOSTILE}, experiment=belongs, more=more)
-    page = show(view)
-    expect(page.locator("#view")).to_contain_text("<script>")
-    assert page.evaluate("window.hacked") is None
-    expect(page.locator("#view script, #view img")).to_have_count(0)
+    page = show("runs")
+    for view in ("runs", "charts", "rollouts", "experiment", "hooks", "system"):
+        open_view(page, view)
+        expect(page.locator("#view")).to_have_attribute("data-view", view)
+        expect(page.locator("#view")).to_contain_text("<script>")
+        assert page.evaluate("window.hacked") is None
+        expect(page.locator("#view script, #view img")).to_have_count(0)
 
 
-@pytest.mark.parametrize("view", ["runs", "charts", "rollouts", "experiment", "hooks", "system"])
-def test_view_is_usable_on_a_narrow_screen(root, show, page, view):
+def test_views_are_usable_on_a_narrow_screen(root, show, page):
     page.set_viewport_size({"width": 360, "height": 740})
     repeats(root)
     finished_run(
@@ -210,7 +211,6 @@ def test_view_is_usable_on_a_narrow_screen(root, show, page, view):
             event("stop", reason="y" * 300),
         ],
     )
-    show(view)
     marks = {
         "runs": "tr[data-run]",
         "charts": ".panel canvas",
@@ -219,9 +219,13 @@ def test_view_is_usable_on_a_narrow_screen(root, show, page, view):
         "hooks": "h2",
         "system": ".side",
     }
-    expect(page.locator(marks[view]).first).to_be_visible()
-    assert not has_sideways_scroll(page)
-    expect(page.locator("#tabs [aria-current]")).to_be_in_viewport()
+    show("runs")
+    for view, mark in marks.items():
+        open_view(page, view)
+        expect(page.locator("#view")).to_have_attribute("data-view", view)
+        expect(page.locator(mark).first).to_be_visible()
+        assert not has_sideways_scroll(page), view
+        expect(page.locator("#tabs [aria-current]")).to_be_in_viewport()
 
 
 def test_all_tabs_are_in_sight_on_a_tablet(root, show, page):
@@ -258,7 +262,7 @@ def test_texts_of_events_and_intervals_of_differences_are_wrapped_on_a_narrow_sc
     page.locator(".experiment > .toolbar").get_by_label("metric").select_option("loss")
     expect(page.locator(".differences tbody tr")).to_have_count(1)
     assert not is_cut_off(page, ".differences")
-    page.goto(page.url.split("#")[0] + "#/hooks?run=sweep/low-r0")
+    open_view(page, "hooks?run=sweep/low-r0")
     expect(page.locator(".events")).to_contain_text("why why")
     assert not is_cut_off(page, ".events")
 
@@ -282,19 +286,17 @@ def test_keys_and_theme_work_and_are_remembered(root, show):
     expect(page.get_by_role("dialog")).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    ("given", "where"),
-    [
+def test_parts_of_a_filter_in_the_address_are_one_filter_and_no_match_says_what_to_change(root, show):
+    finished_run(root)
+    page = show("help")
+    for given, where in (
         ("find=no+run", '"no" and "run"'),
         ("status=failed", "status = failed"),
         ("tag=a&tag=b", 'tag = "a" and tag = "b"'),
-    ],
-)
-def test_parts_of_a_filter_in_the_address_are_one_filter_and_no_match_says_what_to_change(root, show, given, where):
-    finished_run(root)
-    page = show(f"runs?{given}")
-    expect(page.locator(".more .empty")).to_have_text("No run matchesChange the filter.")
-    expect(page.get_by_label("Filter runs")).to_have_value(where)
+    ):
+        open_view(page, f"runs?{given}")
+        expect(page.get_by_label("Filter runs")).to_have_value(where)
+        expect(page.locator(".more .empty")).to_have_text("No run matchesChange the filter.")
 
 
 def test_page_says_when_the_server_is_gone(root, serve, browser):
@@ -309,21 +311,20 @@ def test_page_says_when_the_server_is_gone(root, serve, browser):
     page.close()
 
 
-@pytest.mark.parametrize(
-    ("view", "mark"),
-    [
-        ("runs", "tr[data-run]"),
-        ("runs?group=project", "tr.group"),
-        ("run?run=p/live", ".spark"),
-        ("charts?run=p/live", ".panel[data-points] canvas"),
-        ("hooks?run=p/live", "tr[data-hook]"),
-        ("console?run=p/live", ".line"),
-        ("experiment", "tr[data-arm]"),
-        ("rollouts?run=p/live", ".sample-row"),
-        ("media?run=p/live", ".media-panel[data-loaded]"),
-    ],
-)
-def test_what_a_view_shows_stays_while_the_server_does_not_answer(root, serve, browser, view, mark):
+MARKS = {
+    "runs": "tr[data-run]",
+    "runs?group=project": "tr.group",
+    "run?run=p/live": ".spark",
+    "charts?run=p/live": ".panel[data-points] canvas",
+    "hooks?run=p/live": "tr[data-hook]",
+    "console?run=p/live": ".line",
+    "experiment": "tr[data-arm]",
+    "rollouts?run=p/live": ".sample-row",
+    "media?run=p/live": ".media-panel[data-loaded]",
+}
+
+
+def test_what_a_view_shows_stays_while_the_server_does_not_answer(root, serve, browser):
     repeats(root)
     live = live_run(root)
     costs = row(2, **{"hooks/slow/calls": 3, "hooks/slow/total_seconds": 0.5})
@@ -333,17 +334,20 @@ def test_what_a_view_shows_stays_while_the_server_does_not_answer(root, serve, b
     console.line("all well", "stdout", NOW)
     console.close()
     page = browser.new_page()  # a request that is refused is a complaint of the browser's
-    page.goto(f"{serve(root).url}#/{view}")
-    expect(page.locator(mark).first).to_be_visible()
-    expect(page.get_by_text(re.compile("^Loading"))).to_have_count(0)  # also of parts that are not in sight
-    before = page.locator(mark).count()
-    page.route(re.compile("/api/(?!stream)"), lambda route: route.abort())
-    with page.expect_event("requestfailed"):  # for the news, the view asks again
-        append(live, *rows([0.5], first=3), event("late", 3))
-        append(root / "sweep" / "low-r0", *rows([0.5], first=40))
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
-    expect(page.locator(mark)).to_have_count(before)
-    expect(page.get_by_text("Loading failed")).to_have_count(0)
+    page.goto(f"{serve(root).url}#/help")
+    for number, (view, mark) in enumerate(MARKS.items()):
+        open_view(page, view)
+        expect(page.locator(mark).first).to_be_visible()
+        expect(page.get_by_text(re.compile("^Loading"))).to_have_count(0)  # also of parts that are not in sight
+        before = page.locator(mark).count()
+        page.route(re.compile("/api/(?!stream)"), lambda route: route.abort())
+        with page.expect_event("requestfailed"):  # for the news, the view asks again
+            append(live, *rows([0.5], first=3 + number), event("late", 3 + number))
+            append(root / "sweep" / "low-r0", *rows([0.5], first=40 + number))
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        expect(page.locator(mark)).to_have_count(before)
+        expect(page.get_by_text("Loading failed")).to_have_count(0)
+        page.unroute_all()
     page.close()
 
 

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from page_looks import panel
+from page_looks import open_view, panel
 from page_runs import append, ended, event, finished_run, live_run, make_run, repeats, row, rows, sample
 
 pytest.importorskip("playwright.sync_api", reason="browser tests need playwright")
@@ -46,21 +46,23 @@ def shown_at(page, metric, share=0.5):
     return round(float(step)), float(value)
 
 
-@pytest.mark.parametrize("width", [700, 1280, 2200])
-def test_smoothed_value_is_that_of_all_points_at_every_width_and_zoom(root, show, page, width):
-    page.set_viewport_size({"width": width, "height": 800})
+def test_smoothed_value_is_that_of_all_points_at_every_width_and_zoom(root, show, page):
     values = spiky()
     finished_run(root, losses=values)
     expected = smoothed_at(values, 0.999)
-    show("charts?s=0.999")
-    expect(panel(page, "loss")).to_have_attribute("data-kind", "lines")
-    expect(page.get_by_label("Smoothing")).to_have_value("0.999")
-    page.locator("h3").first.click()
-    for keys in ("", "++++", "++"):
-        for key in keys:
-            page.keyboard.press(key)
-        step, value = shown_at(page, "loss")
-        assert value == pytest.approx(expected[step], abs=0.05)
+    show("help")
+    for width in (700, 1280, 2200):
+        page.set_viewport_size({"width": width, "height": 800})
+        open_view(page, "charts?s=0.999")
+        expect(panel(page, "loss")).to_have_attribute("data-kind", "lines")
+        expect(page.get_by_label("Smoothing")).to_have_value("0.999")
+        page.locator("h3").first.click()
+        for keys in ("", "++++", "++"):
+            for key in keys:
+                page.keyboard.press(key)
+            step, value = shown_at(page, "loss")
+            assert value == pytest.approx(expected[step], abs=0.05)
+        open_view(page, "help")
 
 
 def test_run_that_diverged_leaves_the_mean_of_its_group_and_is_counted(root, show):
@@ -126,35 +128,41 @@ def test_charts_of_more_runs_than_can_be_read_at_once_say_how_many_are_drawn(roo
     expect(page.locator(".notes .message")).to_have_text("170 runs are selected; only the first 160 are shown.")
 
 
-@pytest.mark.parametrize("view", ["__proto__", "constructor", "toString", "%E0%A4%A"])
-def test_url_of_an_unknown_view_shows_a_message_and_the_page_still_works(root, show, view):
+def test_url_of_an_unknown_view_shows_a_message_and_the_page_still_works(root, show):
     finished_run(root)
-    page = show(view)
-    expect(page.locator(".empty")).to_contain_text("There is no such view")
-    page.get_by_role("link", name="Charts").click()
-    expect(panel(page, "loss")).to_have_attribute("data-points", "3")
-    page.goto(f"{page.url.split('#')[0]}#/charts?run=%E0%A4%A")
+    page = show("__proto__")
+    for view in ("__proto__", "constructor", "toString", "%E0%A4%A"):
+        open_view(page, view)
+        expect(page.locator(".empty")).to_contain_text("There is no such view")
+        page.get_by_role("link", name="Charts").click()
+        expect(panel(page, "loss")).to_have_attribute("data-points", "3")
+    open_view(page, "charts?run=%E0%A4%A")
     expect(page.locator(".notes .message")).to_contain_text("There is no run")
     expect(page.locator(".panel")).to_have_count(0)
 
 
-@pytest.mark.parametrize("name", ["__proto__", "constructor", "toString"])
-def test_names_that_every_object_has_are_names_as_any_other(root, show, name):
-    belongs = {"name": name, "id": "x", "group": name, "arm": name, "repeat": 0}
-    more = [row(4, **{name: 1.0}), sample(1, "yes", 1.0, lesson=name, rewards={name: 1.0}), event(name)]
-    finished_run(root, name, project=name, more=more, experiment=belongs, tags=[name])
+NAMES = ("__proto__", "constructor", "toString")
+
+
+def test_names_that_every_object_has_are_names_as_any_other(root, show):
+    for name in NAMES:
+        belongs = {"name": name, "id": "x", "group": name, "arm": name, "repeat": 0}
+        more = [row(4, **{name: 1.0}), sample(1, name, 1.0, lesson=name, rewards={name: 1.0}), event(name)]
+        finished_run(root, name, project=name, more=more, experiment=belongs, tags=[name])
     page = show("runs")
-    for view, shown in [
-        ("runs", f'tr[data-run="{name}/{name}"]'),
-        (f"charts?run={name}/{name}", f'[data-metric="{name}"][data-points="1"]'),
-        ("rollouts", ".reward-row"),
-        (f"experiment?experiment={name}", f'tr[data-arm="{name}"]'),
-        ("hooks", ".events tr"),
-    ]:
-        page.goto(f"{page.url.split('#')[0]}#/{view}")
-        expect(page.locator(shown).first).to_be_visible()
-    page.goto(f"{page.url.split('#')[0]}#/charts?run=nope/{name}")
-    expect(page.locator(".notes .message")).to_have_text(f"There is no run nope/{name}.")
+    for name in NAMES:
+        for view, shown in [
+            ("runs", f'tr[data-run="{name}/{name}"]'),
+            (f"charts?run={name}/{name}", f'[data-metric="{name}"][data-points="1"]'),
+            (f"rollouts?run={name}/{name}", f'.sample-row:has-text("{name}")'),
+            (f"rollouts?run={name}/{name}", f'.reward-row:has-text("{name}")'),
+            (f"experiment?experiment={name}", f'tr[data-arm="{name}"]'),
+            (f"hooks?run={name}/{name}", f'.events tr:has-text("{name}")'),
+        ]:
+            open_view(page, view)
+            expect(page.locator(shown).first).to_be_visible()
+        open_view(page, f"charts?run=nope/{name}")
+        expect(page.locator(".notes .message")).to_have_text(f"There is no run nope/{name}.")
 
 
 def test_skip_link_keeps_the_view_and_the_selection(root, show):
@@ -233,9 +241,11 @@ def test_charts_of_an_experiment_are_those_of_all_its_runs(root, show):
     )
 
 
-@pytest.mark.parametrize("prompt", ["", "p" * 5000])
-def test_sample_without_a_prompt_that_can_be_asked_for_offers_no_others_of_it(root, show, prompt):
-    finished_run(root, more=[sample(1, "alone", 1.0, prompt=prompt)])
+def test_sample_without_a_prompt_that_can_be_asked_for_offers_no_others_of_it(root, show):
+    prompts = {"none": "", "long": "p" * 5000}
+    finished_run(root, more=[sample(1, text, 1.0, prompt=prompt) for text, prompt in prompts.items()])
     page = show("rollouts")
-    expect(page.locator(".completion .message-body")).to_have_text("alone")
-    assert (page.get_by_role("tab").count(), page.locator(".sample-detail .empty").count()) == (0, 0)
+    for text in prompts:
+        page.locator(".sample-row", has_text=text).click()
+        expect(page.locator(".completion .message-body")).to_have_text(text)
+        assert (page.get_by_role("tab").count(), page.locator(".sample-detail .empty").count()) == (0, 0)

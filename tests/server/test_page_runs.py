@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from page_looks import has_sideways_scroll, panel, texts
+from page_looks import has_sideways_scroll, open_view, panel, texts
 from page_runs import HOSTILE, append, ended, event, finished_run, live_run, repeats, row, rows
 
 from hookline._record.records import Metrics
@@ -86,17 +86,17 @@ def test_hostile_tags_and_problems_are_only_text_and_fit_a_narrow_screen(root, s
     assert not has_sideways_scroll(page)
 
 
-@pytest.mark.parametrize("view", ["charts", "rollouts", "hooks", "system"])
-def test_address_of_a_run_that_is_not_there_says_so_and_shows_no_other(root, show, view):
+def test_address_of_a_run_that_is_not_there_says_so_and_shows_no_other(root, show):
     finished_run(root)
-    page = show(f"{view}?run=nope/x")
-    expect(page.locator(".notes .message")).to_have_text("There is no run nope/x.")
-    expect(page.locator(".side summary .count")).to_have_text("0 of 1")
-    expect(page.locator(".panel canvas")).to_have_count(0)
-    if view == "charts":
-        page.get_by_label("r0").check()
-        expect(page.locator(".notes .message")).to_have_count(0)
-        expect(panel(page, "loss")).to_have_attribute("data-points", "3")
+    page = show("help")
+    for view in ("rollouts", "hooks", "system", "charts"):
+        open_view(page, f"{view}?run=nope/{view}")
+        expect(page.locator(".notes .message")).to_have_text(f"There is no run nope/{view}.")
+        expect(page.locator(".side summary .count")).to_have_text("0 of 1")
+        expect(page.locator(".panel canvas")).to_have_count(0)
+    page.get_by_label("r0").check()
+    expect(page.locator(".notes .message")).to_have_count(0)
+    expect(panel(page, "loss")).to_have_attribute("data-points", "3")
 
 
 def test_address_of_an_experiment_that_is_not_there_says_so_and_shows_no_other(root, show):
