@@ -186,12 +186,6 @@ def test_query_process_ends_with_its_server(root):
     assert (Path(f"/proc/{ended}").exists(), folder.exists()) == (False, False)
 
 
-def test_query_process_ends_when_its_server_is_killed(served):
-    [child] = Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text().split()
-    served.kill()
-    wait_until(lambda: not is_running(child))
-
-
 def is_running(number):
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -199,11 +193,16 @@ def is_running(number):
         return False
 
 
-def test_serving_process_does_not_load_the_database(served):
+def test_serving_process_does_not_load_the_database_and_its_query_process_ends_when_it_is_killed(served):
     assert ask(served, "GET", "/api/runs").status == 200
     [child] = Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text().split()
     loaded = ["duckdb" in Path(f"/proc/{number}/maps").read_text() for number in (served.pid, child)]
     assert loaded == [False, True]
+    sockets = [line.split()[-1] for line in Path(f"/proc/{child}/net/unix").read_text().splitlines()]
+    folders = {Path(name).parent for name in sockets if name.endswith("/queries") and "hookline-" in name}
+    served.kill()
+    wait_until(lambda: not is_running(child))
+    assert any(not folder.exists() for folder in folders)
 
 
 def test_server_that_is_behind_with_writing_refuses_early(root, serve, slow_write, monkeypatch):
@@ -240,12 +239,3 @@ def test_query_process_that_cannot_be_started_again_is_tried_until_it_can(split,
         os.kill(pid(split), signal.SIGKILL)
         wait_until(lambda: "cannot be started" in caplog.text)
     assert ask(split, "GET", "/api/runs").status == 200
-
-
-def test_folder_of_a_killed_server_is_removed_by_its_query_process(served):
-    [child] = Path(f"/proc/{served.pid}/task/{served.pid}/children").read_text().split()
-    sockets = [line.split()[-1] for line in Path(f"/proc/{child}/net/unix").read_text().splitlines()]
-    folders = {Path(name).parent for name in sockets if name.endswith("/queries") and "hookline-" in name}
-    served.kill()
-    wait_until(lambda: not is_running(child))
-    assert any(not folder.exists() for folder in folders)

@@ -51,7 +51,7 @@ with hl.run(name, project="lab", root=root, sinks=[{"hookline": {"url": url}}], 
             sys.stdin.readline()  # until another server was killed
         time.sleep(float(seconds) / int(rows))
 """
-SENDERS, ROWS, SENDING_SECONDS, KILL_SECONDS = 4, 800, 10.0, 1.5
+SENDERS, ROWS, SENDING_SECONDS, KILL_SECONDS = 3, 600, 6.0, 1.5
 
 
 class Balancer:
