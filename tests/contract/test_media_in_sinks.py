@@ -182,11 +182,17 @@ def arrived(tmp_path_factory):
         each.close()
 
 
+@pytest.fixture(scope="module")
+def media_of(arrived):
+    """The media in a destination, which are read once."""
+    return functools.cache(lambda name: arrived(name)[2].media())
+
+
 @pytest.mark.parametrize("kind", EXPECTED)
 @pytest.mark.parametrize("name", TRACKERS)
-def test_media_arrive_as_the_tracker_shows_them(name, kind, arrived):
+def test_media_arrive_as_the_tracker_shows_them(name, kind, media_of):
     expected = EXPECTED[kind][TRACKERS.index(name)]
-    found = arrived(name)[2].media().get(kind)
+    found = media_of(name).get(kind)
     if expected in (None, LEFT_OUT):
         assert found is None
     elif callable(expected):

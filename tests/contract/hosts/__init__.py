@@ -15,6 +15,8 @@ To add a host:
 4. Write ``matrix.json`` and the page: see `hosts.matrix`.
 """
 
+import gc
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -131,7 +133,20 @@ def made(place: str, directory: Path) -> Host:
     """Return the host of a module and class."""
     module, _, kind = place.partition(":")
     host: Host = getattr(import_module(module), kind)(directory)
+    _set_imports_aside()
     return host
+
+
+_modules = 0
+
+
+def _set_imports_aside() -> None:
+    """Spare the garbage collector the modules imported since: some trainers call it at each end of a training."""
+    global _modules
+    if len(sys.modules) > _modules + 100:
+        _modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 __all__ = ["HOSTS", "REGRESSING", "TABLE", "Entry", "Host", "made", "make"]
