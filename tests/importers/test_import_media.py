@@ -290,36 +290,45 @@ def test_wandb_file_that_is_damaged_or_cut_off_costs_only_those_records(wandb_di
 
 
 MLFLOW = """
-    import sys
+    import os
     import mlflow
     import numpy as np
 
     pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
-    mlflow.set_tracking_uri(sys.argv[1])
-    with mlflow.start_run(run_name="first"):
-        mlflow.log_param("lr", 0.1)
-        mlflow.set_tag("team", "a")
-        for step in range(3):
-            mlflow.log_metrics({"loss": 1 / (step + 1), "val_loss": float("nan")}, step=step)
-        mlflow.log_metric("peak", float("inf"), step=1)
-        mlflow.log_image(pixels, "pics/a.png")
-        mlflow.log_image(pixels, key="seen", step=2)
-        mlflow.log_table({"q": ["a", "b"], "n": [1, 2]}, "t.json")
-        mlflow.log_text("<b>x</b>", "page.html")
-        mlflow.log_dict({"a": 1}, "plain.json")
-        mlflow.log_text("step,loss", "history.csv")
+    for directory, uri in (("directory", "./mlruns"), ("../database", "sqlite:///mlflow.db")):
+        os.chdir(directory)
+        mlflow.set_tracking_uri(uri)
+        with mlflow.start_run(run_name="first"):
+            mlflow.log_param("lr", 0.1)
+            mlflow.set_tag("team", "a")
+            for step in range(3):
+                mlflow.log_metrics({"loss": 1 / (step + 1), "val_loss": float("nan")}, step=step)
+            mlflow.log_metric("peak", float("inf"), step=1)
+            mlflow.log_image(pixels, "pics/a.png")
+            mlflow.log_image(pixels, key="seen", step=2)
+            mlflow.log_table({"q": ["a", "b"], "n": [1, 2]}, "t.json")
+            mlflow.log_text("<b>x</b>", "page.html")
+            mlflow.log_dict({"a": 1}, "plain.json")
+            mlflow.log_text("step,loss", "history.csv")
 """
 
 
-@pytest.fixture(scope="module", params=["./mlruns", "sqlite:///mlflow.db"], ids=["directory", "database"])
-def mlflow_store(request, tmp_path_factory):
-    """A store of MLflow: a directory or a database."""
+@pytest.fixture(scope="module")
+def mlflow_stores(tmp_path_factory):
+    """A store of MLflow in a directory, and one in a database."""
     pytest.importorskip("mlflow")
     directory = tmp_path_factory.mktemp("mlflow")
+    for name in ("directory", "database"):
+        (directory / name).mkdir()
     environment = os.environ | {"MLFLOW_ALLOW_FILE_STORE": "true"}
-    command = [sys.executable, "-c", textwrap.dedent(MLFLOW), request.param]
+    command = [sys.executable, "-c", textwrap.dedent(MLFLOW)]
     subprocess.run(command, cwd=directory, env=environment, check=True, capture_output=True, timeout=120)
     return directory
+
+
+@pytest.fixture(params=["directory", "database"])
+def mlflow_store(request, mlflow_stores):
+    return mlflow_stores / request.param
 
 
 def test_mlflow_run_is_imported_with_metrics_params_and_artifacts(mlflow_store, tmp_path):

@@ -7,6 +7,7 @@ import http.client
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,13 +15,13 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-import warnings
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
+from destinations.mlflow import empty_database
 from waiting import wait_until
 
 import hookline as hl
@@ -37,20 +38,10 @@ MODES = {"pass": "ok", "error": "lagging", "half_closed": "lagging", 401: "refus
 FACTS = {"id": "2026-01-02-brave-otter-1", "project": "sums", "started": 1000.5, "host": "h", "user": "ann"}
 
 
-@pytest.fixture(scope="session")
-def template(tmp_path_factory):
-    """A database with MLflow's tables, which takes seconds to make."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # mlflow uses what SQLAlchemy is about to drop
-        client_of(f"sqlite:///{path}").search_experiments()
-    return path.read_bytes()
-
-
 @pytest.fixture
-def uri(template, tmp_path, monkeypatch):
+def uri(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    (tmp_path / "mlflow.db").write_bytes(template)
+    shutil.copy(empty_database(tmp_path.parent), tmp_path)
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
@@ -396,6 +387,7 @@ def test_media_are_left_out_and_counted_where_the_server_has_no_place_for_them(r
 @pytest.mark.timeout(600)  # a busy machine needs a minute for each start
 def test_server_that_fails_in_every_way_and_is_killed_gets_every_row_once(run_dir, recorder, tmp_path):
     port = free_port()
+    shutil.copy(empty_database(tmp_path.parent), tmp_path / "server.db")
     steps = iter(range(1, 100))
 
     def status_after_a_row_while(mode):
