@@ -64,7 +64,8 @@ def test_delete_as_a_dry_run_shows_what_would_go_and_how_much_room_it_takes(tmp_
     )
     (row,) = json.loads(document.stdout)["runs"]
     assert (row["id"], 3_000_000 <= row["bytes"] < 3_400_000) == (f"default/{directory.name}", True)
-    assert f"{row['bytes'] / 1e6:.1f} MB" in text.stdout
+    (line,) = [line for line in text.stdout.splitlines() if directory.name in line]
+    assert line.split()[1:] == ["finished", "0", "s", "ago", f"{row['bytes'] / 1e6:.1f}", "MB"]
     assert there(tmp_path) == {directory.name}
 
 

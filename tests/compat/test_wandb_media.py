@@ -211,6 +211,18 @@ def test_types_that_the_page_does_not_draw_are_kept_as_files_and_named_once(drop
     assert (said.count("A wandb.Object3D is not drawn"), said.count("wandb.JoinedTable")) == (1, 1)
 
 
+@pytest.mark.parametrize("axis", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 2, -2)])
+def test_box_is_turned_by_its_quaternion(axis, drop_in):
+    axis = np.array(axis) / np.linalg.norm(axis)
+    angle = 0.7
+    quaternion = [np.cos(angle / 2), *np.sin(angle / 2) * axis]
+    box = drop_in.box3d(center=(1, 2, 3), size=(2, 4, 6), orientation=quaternion, color=(1, 2, 3))
+    corners = np.array([[x, y, z] for x in (-1, 1) for y in (-2, 2) for z in (-3, 3)])
+    along = np.outer(corners @ axis, axis) * (1 - np.cos(angle))
+    turned = corners * np.cos(angle) + np.cross(axis, corners) * np.sin(angle) + along  # Rodrigues' formula
+    assert np.allclose(box["corners"], turned + [1, 2, 3])
+
+
 def test_trace_is_recorded_as_text_and_tables_in_files_are_named(drop_in, capfd):
     trace = drop_in.data_types.WBTraceTree({"name": "chain"}, model_dict={"kind": "agent"})
     with drop_in.init() as run:

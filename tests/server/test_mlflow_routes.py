@@ -377,6 +377,11 @@ REFUSED = {
         {"run_id": "RUN", "datasets": [{"dataset": {"name": "a", "digest": "b", "schema": "x" * (1 << 20) + "y"}}]},
         "The request is too large|is too large",
     ),
+    "dataset-digest": (
+        "runs/log-inputs",
+        {"run_id": "RUN", "datasets": [{"dataset": {"name": "a", "digest": "\n"}}]},
+        "printable characters",
+    ),
     "model-json": ("runs/log-model", {"run_id": "RUN", "model_json": "{"}, "model_json is not valid"),
     "experiment-name": ("experiments/create", {"name": "\n"}, "printable characters"),
     "experiment-long": ("experiments/create", {"name": "x" * 501}, "printable characters"),

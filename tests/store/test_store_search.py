@@ -104,6 +104,18 @@ def test_damaged_index_is_not_used_and_is_rebuilt(root, damage, tmp_path):
         assert (tmp_path / "other").read_bytes() == b"of somebody else"
 
 
+def test_damage_is_logged_once_and_a_locked_index_is_not_damage(root, caplog):
+    caplog.set_level("INFO", logger="hookline")
+    path = build(root).search.path
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert hl.runs(root).samples(text="quick").total() == 1
+    assert "is damaged" not in caplog.text
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert [hl.runs(root).samples(text=text).total() for text in ("quick", "FOX")] == [1, 1]
+    assert caplog.text.count("is damaged and will be rebuilt") == 1
+
+
 @pytest.mark.parametrize("kind", ["view", "wal", "linked journal", "journal of another file"])
 def test_index_that_somebody_else_prepared_is_not_opened_and_is_rebuilt(root, kind, tmp_path):
     path = build(root).search.path
