@@ -1,9 +1,7 @@
 """Every example runs as it stands and prints what it promises; those that report to a monitor reach one."""
 
 import json
-import os
 import re
-import subprocess
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -198,13 +196,13 @@ def test_host_example_has_at_most_three_lines_of_hookline_and_its_imports(name):
         assert len(marked) <= 3
 
 
-def test_experiment_example_compares_its_arms(tmp_path):
-    program = Path(sysconfig.get_path("scripts")) / "hookline"
-    command = [program, "run", EXAMPLES / "experiment.yaml", "base.sft.train.max_steps=10", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+def test_experiment_example_compares_its_arms(torch_programs, tmp_path):
+    script = Path(sysconfig.get_path("scripts")) / "hookline"
+    command = [script, "run", EXAMPLES / "experiment.yaml", "base.sft.train.max_steps=4", "--json"]
+    program = torch_programs.start(*command, cwd=tmp_path, merge=False)
+    out, err = program.communicate(TIMEOUT_SECONDS)
+    assert program.returncode == 0, err
+    document = json.loads(out)
     runs = [(run["run"], run["status"]) for arm in document["arms"] for run in arm["runs"]]
     assert runs == [(f"{arm}-r{repeat}", "completed") for arm in ("low", "high") for repeat in range(2)]
     assert document["metric"] == "arithmetic/accuracy"

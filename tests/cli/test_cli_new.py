@@ -1,40 +1,48 @@
 """``hookline hooks new``: what it writes can be installed, passes its own tests and is found by its name."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from hookline.cli import app
 
 
-@pytest.fixture
-def installed(program, tmp_path):
-    """Create a package, install it into a directory of its own, and give that directory."""
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Creates a package and installs it, once for each name; gives its directory, and the one it is installed into."""
 
+    @functools.cache
     def create(name):
-        assert program("hooks", "new", name).returncode == 0
+        home = tmp_path_factory.mktemp("packages")
+        assert CliRunner().invoke(app, ["hooks", "new", name, "--directory", str(home)]).exit_code == 0
         options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--no-compile"]
-        command = [sys.executable, "-m", "pip", "install", *options, "--target", tmp_path / "site", tmp_path / name]
+        command = [sys.executable, "-m", "pip", "install", *options, "--target", home / "site", home / name]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-        return tmp_path / "site"
+        return home / name, home / "site"
 
     return create
 
 
 @pytest.mark.parametrize("name", ["gradient-alarm", "top_5"])
-def test_new_package_installed_passes_its_own_tests(installed, tmp_path, name):
-    environment = {**os.environ, "PYTHONPATH": str(installed(name)), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+def test_new_package_installed_passes_its_own_tests(installed, name):
+    package, site = installed(name)
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error"]
     result = subprocess.run(
-        command, cwd=tmp_path / name, env=environment, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=package, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert result.returncode == 0, result.stdout
     assert "5 passed" in result.stdout
 
 
 def test_new_package_installed_is_listed_with_its_distribution(installed, program):
-    result = program("hooks", "list", "--json", imports=[installed("gradient_alarm")])
+    _, site = installed("gradient-alarm")
+    result = program("hooks", "list", "--json", imports=[site])
     assert {
         "name": "gradient_alarm",
         "kind": "hook",
@@ -45,7 +53,7 @@ def test_new_package_installed_is_listed_with_its_distribution(installed, progra
 
 
 def test_new_package_installed_can_be_configured_by_its_name(installed, program, tmp_path):
-    site = installed("gradient-alarm")
+    _, site = installed("gradient-alarm")
     (tmp_path / "callbacks.yaml").write_text("callbacks:\n  - gradient_alarm: {threshold: 5.0, frequency: 25}\n")
     result = program("hooks", "plan", "callbacks.yaml", "--json", imports=[site])
     assert json.loads(result.stdout)["moments"] == {"on_step_end": ["gradient_alarm"]}
