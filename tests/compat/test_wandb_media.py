@@ -220,7 +220,7 @@ def test_box_is_turned_by_its_quaternion(axis, drop_in):
     corners = np.array([[x, y, z] for x in (-1, 1) for y in (-2, 2) for z in (-3, 3)])
     along = np.outer(corners @ axis, axis) * (1 - np.cos(angle))
     turned = corners * np.cos(angle) + np.cross(axis, corners) * np.sin(angle) + along  # Rodrigues' formula
-    assert np.allclose(box["corners"], turned + [1, 2, 3])
+    assert np.allclose(box["corners"], turned + np.array([1, 2, 3]))
 
 
 def test_trace_is_recorded_as_text_and_tables_in_files_are_named(drop_in, capfd):
