@@ -93,6 +93,8 @@ class HttpClient:
             # Many servers close idle connections after five seconds; a request on a closing connection would fail.
             limits = httpx.Limits(max_connections=self._connections, keepalive_expiry=2.0)
             self._client = httpx.Client(timeout=self._timeouts(), verify=verify, limits=limits)
+            for name in ("Accept", "Connection"):  # what HTTP/1.1 assumes anyway: a server parses each header
+                del self._client.headers[name]
 
     def _timeouts(self, more_seconds: float = 0.0) -> "httpx.Timeout":
         import httpx
