@@ -49,6 +49,7 @@ def shown(tmp_path_factory):
         import example_media
         import example_runs
 
+        patch.setattr(example_media, "STEPS", 10)  # two evaluations, each of which draws figures
         example_runs.make(root)
         example_runs.save_artifacts(root)
         example_media.make(root)
