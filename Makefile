@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-SYSTEM_PACKAGES := chromium e2fsprogs mount
+SYSTEM_PACKAGES := chromium chromium-headless-shell e2fsprogs mount
 # The tests start hundreds of processes; where Python is told to keep nothing compiled, each would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
