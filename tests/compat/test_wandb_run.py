@@ -528,6 +528,7 @@ def test_run_says_what_it_is(drop_in):
 
 def test_disabled_run_accepts_everything_and_records_nothing(drop_in, tmp_path):
     run = drop_in.init(mode="disabled", config={"a": 1})
+    assert drop_in.run is run
     run.log({"a": 1}, step=5)
     run.define_metric("a")
     run.watch(None)

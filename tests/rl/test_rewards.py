@@ -581,6 +581,14 @@ def test_statistics_are_kept_without_any_destination():
     }
 
 
+def test_statistics_count_rewards_above_zero_as_positive():
+    def sign(prompts, completions, **columns):
+        return [1.0, 0.0, -1.0, 2.0]
+
+    Trainer(*rewards.wrap({"sign": sign})).step([*ROWS, *ROWS], [*GOOD, *GOOD])
+    assert rewards.statistics()["sign"]["positive"] == 2
+
+
 def test_accuracy_counts_right_answers_sample_by_sample():
     with quiet_run() as run:
         trainer = Trainer(

@@ -176,6 +176,15 @@ def test_running_run_is_edited_but_neither_it_nor_those_given_with_it_are_delete
     assert act(server, "edit_runs", runs=["p/live"], add_tags=["x"]).status == 200
 
 
+def test_refusal_to_delete_names_five_running_runs_and_counts_the_others(root, serve):
+    names = [f"live{number}" for number in range(7)]
+    for name in names:
+        live_run(root, name)
+    reply = act(serve(root), "delete_runs", runs=[f"p/{name}" for name in names])
+    expected = "7 runs still running: p/live0, p/live1, p/live2, p/live3, p/live4 and 2 more."
+    assert (reply.status, expected in reply.json["error"]) == (400, True)
+
+
 def test_disk_that_fails_leaves_all_runs_as_they_were(root, serve, monkeypatch):
     for name in ("r0", "r1"):
         finished_run(root, name)
