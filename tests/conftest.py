@@ -17,9 +17,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Tests start hundreds of programs: without compiled files, each would compile all of its modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Where memory serves as a disk, recording a run takes half of the CPU time, and synchronizing files takes none.
-_MEMORY_DISK, _LEAST_BYTES = Path("/dev/shm"), 8 << 30
-if _MEMORY_DISK.is_dir() and shutil.disk_usage(_MEMORY_DISK).free >= _LEAST_BYTES:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY_DISK))
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free >= 8 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 # Before torch or numpy is imported: more threads are slower in parallel tests, and change results.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
