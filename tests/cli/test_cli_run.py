@@ -27,7 +27,7 @@ def train(ctx, run):
             strike(run)
     if run.config["fails"]:
         raise ValueError("as the test wants it")
-    print("printed by", ctx.run_key)
+    print(f"printed by {ctx.run_key}")
     return {"score": run.config["lr"] + run.config["seed"]}
 
 

@@ -17,6 +17,7 @@ from inference_server import InferenceServer, ServerProcess, TorchModel, distrib
 import hookline as hl  # noqa: E402
 from hookline import rl  # noqa: E402
 from hookline._engine.errors import OptionError, RefusedError  # noqa: E402
+from hookline.rl.policies import server_pool  # noqa: E402
 from hookline.testing import character_tokenizer, tiny_causal_lm  # noqa: E402
 
 torch.set_num_threads(1)
@@ -306,7 +307,8 @@ def test_broadcast_over_gloo_reaches_a_server_in_another_process(start, connect)
             assert_made_by(made, model, version)
 
 
-def test_broadcast_is_repeated_for_a_server_that_was_killed(start, connect):
+def test_broadcast_is_repeated_for_a_server_that_was_killed(start, connect, monkeypatch):
+    monkeypatch.setattr(server_pool, "IDLE_SECONDS", 0.05)  # a fork is back sooner than any server
     server = start("sglang")
     policy = connect(server, weights="broadcast", backend="gloo", directory=None)
     policy.load_weights(1, NEW.state_dict())

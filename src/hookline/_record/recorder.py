@@ -310,12 +310,12 @@ class Recorder:
         names = tuple(rows[0])
         if len(names) < 2 or any(map(len(names).__ne__, map(len, rows))):
             return None
-        common: dict[str, Any] = {"kind": "sample", "time": self._clock(), "step": step, "axis": axis}
         try:
             columns = dict(zip(names, zip(*map(operator.itemgetter(*names), rows), strict=True), strict=True))
             if not self._are_plain(columns):
                 return None
-            fields = [common | row for row in rows]
+            clock = self._clock
+            fields = [{"kind": "sample", "time": clock(), "step": step, "axis": axis, **row} for row in rows]
             if "episode" in columns:
                 for each in fields:
                     each["extra"] = {"episode": each.pop("episode")}
